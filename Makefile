@@ -1,0 +1,86 @@
+# `make` alone lists the targets.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+UV = $$(scripts/bootstrap.sh)
+RUN = $(UV) run --frozen --no-sync
+export GRPO_CACHE_DIR ?= $(HOME)/.cache/grpo-operator
+TRAINER_ENV = $(GRPO_CACHE_DIR)/venvs/trainer-cpu
+TRAINER_RUN = UV_PROJECT_ENVIRONMENT=$(TRAINER_ENV) $(UV) run --frozen --no-sync
+
+.PHONY: help
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.PHONY: demo
+demo: ## Fresh machine to a running, learning GRPOJob (builds a Kubernetes and both images the first time)
+	@python3 scripts/demo.py
+
+.PHONY: setup
+setup: ## Virtual environment with the operator, the CLI and the development tools
+	@$(UV) sync --frozen --quiet --extra operator --extra cli --group dev
+
+.PHONY: setup-trainer
+setup-trainer: ## Virtual environment with the CPU trainer (torch, vLLM, Ray), outside the tree
+	@python3 -m local_cluster.packages compiler
+	@UV_PROJECT_ENVIRONMENT=$(TRAINER_ENV) $(UV) sync --frozen --quiet --extra trainer-cpu --group dev
+
+.PHONY: unit
+unit: setup ## Unit tests that need neither torch nor a cluster (under a minute)
+	@$(RUN) python -m pytest tests/unit/api tests/unit/operator tests/unit/cli
+
+.PHONY: unit-trainer
+unit-trainer: setup-trainer ## Unit tests of the trainer
+	@$(TRAINER_RUN) python -m pytest tests/unit/trainer
+
+.PHONY: lint
+lint: setup ## ruff, type checker, import rules, generated files
+	@$(RUN) ruff check .
+	@$(RUN) ruff format --check .
+	@$(RUN) mypy
+	@$(RUN) lint-imports
+	@$(RUN) python charts/tools/generate.py --check
+
+.PHONY: generate
+generate: setup ## Write the generated files: CRD, dashboard, metrics reference
+	@$(RUN) python charts/tools/generate.py
+
+.PHONY: format
+format: setup ## Format and fix what ruff can
+	@$(RUN) ruff format .
+	@$(RUN) ruff check --fix .
+	@$(RUN) ruff format .
+
+.PHONY: binaries
+binaries: ## Build the local cluster's binaries (once, then cached)
+	@python3 -m local_cluster build
+
+.PHONY: cluster
+cluster: ## A Kubernetes: the one that GRPO_KUBE_CONTEXT names, else kind, else one built here
+	@python3 -m local_cluster up
+
+.PHONY: cluster-down
+cluster-down: ## Stop the local cluster and remove its state
+	@python3 -m local_cluster down
+
+.PHONY: images
+images: ## Build both images and load them into the local cluster
+	@python3 -m local_cluster.image_build all
+
+.PHONY: apiserver
+apiserver: setup ## Tests against a real API server, scheduler and controller-manager
+	@python3 -m local_cluster.packages tests
+	@$(RUN) python -m pytest tests/apiserver tests/cluster tests/chart
+
+.PHONY: integration
+integration: setup-trainer ## The trainer's loop with real Ray and vLLM, without a cluster
+	@$(TRAINER_RUN) python -m pytest tests/integration
+
+.PHONY: e2e
+e2e: setup ## End-to-end tests on the local cluster (make cluster images first)
+	@$(RUN) python -m pytest tests/e2e
+
+.PHONY: test
+test: ## Everything that CI runs
+	@python3 scripts/ci.py

@@ -1,0 +1,63 @@
+"""`reward`: a weighted list of functions that score responses."""
+
+from typing import Literal
+
+from pydantic import ConfigDict, Field
+
+from grpo_api.base import ApiModel, FreeObject, Name, cel_rules, exactly_one
+
+
+class BuiltinReward(ApiModel):
+    """A rule that ships with the trainer."""
+
+    rule: Literal["exact_match", "numeric", "regex"]
+    """`exact_match`: the response, stripped, equals the ground truth. `numeric`: the response's last number equals the
+    ground truth's value. `regex`: the pattern in `params.pattern` is found in the response."""
+    params: FreeObject = Field(default_factory=dict)
+    """Parameters of the rule. `exact_match`: `ignore_case`. `numeric`: `first` (compare the response's first number),
+    `tolerance` (greatest absolute difference). `regex`: `pattern` (required, Python's syntax), `ignore_case`."""
+
+
+class PythonReward(ApiModel):
+    """A Python function, inline. It runs in the reward pool's processes, which see no GPU."""
+
+    source: str = Field(min_length=1, max_length=262_144)
+    """Source text of a Python module that defines the function, at most 262144 characters."""
+    function: str = Field(default="compute_score", max_length=128, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
+    """Name of the function. Its parameters decide how it is called: `(data_source, solution_str, ground_truth,
+    extra_info)` as in verl, returning a float or a dict with `score`; `(prompts, completions, **columns)` as in TRL,
+    returning a list of floats or None; or `(batch)`, returning a tensor, array or list of shape (B,)."""
+
+
+class RewardFunction(ApiModel):
+    """One weighted reward: exactly one of `builtin` and `python`."""
+
+    model_config = ConfigDict(
+        json_schema_extra=cel_rules(exactly_one("builtin", "python", example="builtin: {rule: numeric}"))
+    )
+    name: Name
+    """Name in metrics and logs; no two functions share one."""
+    weight: float = Field(default=1.0, ge=-1e6, le=1e6)
+    """Factor in the weighted sum; a negative one makes a penalty."""
+    builtin: BuiltinReward | None = None
+    """A rule that ships with the trainer."""
+    python: PythonReward | None = None
+    """Your own function, written here."""
+
+
+class RewardSpec(ApiModel):
+    """The reward is the weighted sum of its functions."""
+
+    functions: list[RewardFunction] = Field(
+        min_length=1,
+        max_length=16,
+        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
+    )
+    """The functions, 1 to 16, with distinct names."""
+    timeout_seconds: float = Field(default=30.0, gt=0, le=3600)
+    """Seconds a sample's scoring may take; a call that takes longer is killed and counts as an error."""
+    workers: int = Field(default=2, ge=1, le=256)
+    """Processes of the reward pool, in the head pod."""
+    on_error: Literal["Mask", "Zero"] = "Mask"
+    """What a sample counts whose reward raises, times out, or is None or NaN: `Mask` takes it out of its group and of
+    the loss, `Zero` scores it 0."""

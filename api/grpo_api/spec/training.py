@@ -1,0 +1,145 @@
+"""`algorithm`, `rollout`, `actor`, `ref` and `trainer`: how the model is trained."""
+
+from typing import Annotated, Literal
+
+from pydantic import ConfigDict, Field
+
+from grpo_api.base import ApiModel, FreeObject, cel_rules, exactly_one
+
+Batch = Field(default=None, ge=1, le=1_048_576)
+
+
+class AlgorithmSpec(ApiModel):
+    """How rewards become advantages."""
+
+    adv_estimator: Literal["grpo", "rloo"] = "grpo"
+    """Advantage estimator: `grpo` centres a response's reward on its group's mean, `rloo` on the mean of the others.
+    `gae` needs a critic, which is not in this API yet."""
+    norm_adv_by_std_in_grpo: bool = True
+    """Divide a group's centred rewards by their standard deviation (GRPO); false gives Dr.GRPO's advantage."""
+
+
+class RolloutSpec(ApiModel):
+    """How responses are sampled: `n` for each prompt, by engines that hold the current policy's weights."""
+
+    engine: Literal["vllm", "hf"] = "vllm"
+    """`vllm`; or `hf`, plain Transformers, slow and for debugging, with a whole model on each GPU. sglang is not in
+    this API yet."""
+    n: int = Field(default=8, ge=2, le=4096)
+    """Responses a prompt: the group whose rewards are compared. Put the key in quotes, `"n": 8`: kubectl reads a bare n
+    as false."""
+    tensor_model_parallel_size: int = Field(default=1, ge=1, le=64)
+    """GPUs of one node that share a rollout engine and its weights; divides `trainer.nGpusPerNode`."""
+    temperature: float = Field(default=1.0, gt=0, le=10)
+    """Sampling temperature; log-probabilities are those of the tempered distribution. There is no top-p or top-k: the
+    policy that samples is the one that is trained."""
+    gpu_memory_utilization: float = Field(default=0.5, gt=0, le=1)
+    """Share of a GPU's memory, as a ratio from 0 to 1, for the rollout engine's weights and KV cache. On CPUs,
+    VLLM_CPU_KVCACHE_SPACE (GiB) sizes the cache instead."""
+    enforce_eager: bool = False
+    """Skip CUDA graphs and compilation: a faster start, slower sampling. Always so on CPUs."""
+    log_prob_micro_batch_size_per_gpu: int | None = Batch
+    """Responses in one log-probability round on each GPU; divides the step's responses on each GPU. Excludes
+    `logProbMaxTokenLenPerGpu`."""
+    log_prob_max_token_len_per_gpu: int | None = Batch
+    """Tokens at most in one log-probability round on each GPU, prompts included; at least maxPromptLength +
+    maxResponseLength. 16384 where neither is set."""
+    seed: int = Field(default=1, ge=0, le=2**31 - 1)
+    """Seed of the sampler; every response has its own, made from this one, the step and its place."""
+    engine_args: FreeObject = Field(default_factory=dict)
+    """Further vLLM engine arguments, by their Python names, such as `max_num_seqs: 256`; vLLM checks them when it
+    starts."""
+
+
+class OptimSpec(ApiModel):
+    """AdamW and its schedule."""
+
+    lr: float = Field(default=1e-6, gt=0, le=1)
+    """Peak learning rate, such as 1e-6."""
+    weight_decay: float = Field(default=0.01, ge=0, le=1)
+    """Decoupled weight decay, a factor of the learning rate."""
+    betas: list[Annotated[float, Field(ge=0, lt=1)]] = Field(default=[0.9, 0.999], min_length=2, max_length=2)
+    """Adam's two decay rates, of the mean and of the square, each from 0 to below 1."""
+    lr_warmup_steps: int = Field(default=0, ge=0, le=1_000_000)
+    """Optimizer updates (not steps) over which the learning rate rises from 0."""
+    lr_scheduler_type: Literal["constant", "cosine", "linear"] = "constant"
+    """Course of the learning rate after the warm-up, over the job's updates."""
+
+
+class FsdpSpec(ApiModel):
+    """Sharding (FSDP2)."""
+
+    reshard_after_forward: bool = True
+    """Free gathered parameters after forward and gather them again for backward: less memory, more traffic."""
+
+
+class ActorSpec(ApiModel):
+    """The policy's update."""
+
+    ppo_mini_batch_size: int = Field(ge=1, le=1_048_576)
+    """Prompts in one optimizer update (verl's `ppo_mini_batch_size`), each with its `rollout.n` responses; divides
+    `data.trainBatchSize`."""
+    ppo_micro_batch_size_per_gpu: int | None = Batch
+    """Responses in one forward and backward pass on each GPU; divides the mini-batch's responses on each GPU. Excludes
+    `ppoMaxTokenLenPerGpu`."""
+    ppo_max_token_len_per_gpu: int | None = Batch
+    """Tokens at most in one forward and backward pass on each GPU, prompts included; at least maxPromptLength +
+    maxResponseLength. 16384 where neither is set."""
+    ppo_epochs: int = Field(default=1, ge=1, le=64)
+    """Passes over a step's responses, each of trainBatchSize / ppoMiniBatchSize updates."""
+    clip_ratio: float = Field(default=0.2, gt=0, le=1)
+    """PPO clip range: the probability ratio is held between 1 - clipRatio and 1 + clipRatio."""
+    clip_ratio_low: float | None = Field(default=None, gt=0, le=1)
+    """Clip range below 1; `clipRatio` where unset."""
+    clip_ratio_high: float | None = Field(default=None, gt=0, le=10)
+    """Clip range above 1 (DAPO's clip-higher); `clipRatio` where unset."""
+    clip_ratio_c: float = Field(default=3.0, gt=1, le=100)
+    """Dual-clip bound: the most that the ratio may weigh where the advantage is negative."""
+    loss_agg_mode: Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"] = (
+        "token-mean"
+    )
+    """How token losses become one number: the mean over tokens; or the mean over responses of each one's sum, mean, or
+    sum divided by `data.maxResponseLength`. Counts are over the whole mini-batch, across GPUs."""
+    use_kl_loss: bool = False
+    """Add to the loss a KL penalty against the reference model, which takes memory for a second copy of the weights."""
+    kl_loss_coef: float = Field(default=0.001, ge=0, le=100)
+    """Coefficient of the KL loss; read only with `useKlLoss`."""
+    kl_loss_type: Literal["kl", "abs", "mse", "low_var_kl"] = "low_var_kl"
+    """Estimator of the KL divergence a token: `kl` (k1, the log ratio), `abs` (its absolute value), `mse` (k2, half its
+    square) or `low_var_kl` (k3, never negative and of low variance)."""
+    entropy_coeff: float = Field(default=0.0, ge=0, le=100)
+    """Coefficient of the entropy bonus."""
+    grad_clip: float = Field(default=1.0, gt=0, le=1e6)
+    """Norm of the whole gradient above which it is scaled down to it."""
+    optim: OptimSpec = Field(default_factory=OptimSpec)
+    """AdamW and its schedule."""
+    fsdp: FsdpSpec = Field(default_factory=FsdpSpec)
+    """Sharding of weights, gradients and optimizer over all GPUs."""
+
+
+class RefSpec(ApiModel):
+    """The frozen reference model; loaded only with `actor.useKlLoss`."""
+
+    log_prob_micro_batch_size_per_gpu: int | None = Batch
+    """Responses in one round of the reference model on each GPU; divides the step's responses on each GPU. As for the
+    rollout where neither is set."""
+    log_prob_max_token_len_per_gpu: int | None = Batch
+    """Tokens at most in one round of the reference model on each GPU. Excludes `logProbMicroBatchSizePerGpu`."""
+
+
+class TrainerSpec(ApiModel):
+    """Length and size of the run: exactly one of `totalSteps` and `totalEpochs`."""
+
+    model_config = ConfigDict(
+        json_schema_extra=cel_rules(exactly_one("totalSteps", "totalEpochs", example="totalSteps: 100"))
+    )
+    total_steps: int | None = Field(default=None, ge=1, le=10_000_000)
+    """Steps to train; a step is one batch of prompts sampled, scored and learned from."""
+    total_epochs: int | None = Field(default=None, ge=1, le=100_000)
+    """Passes over the training rows; a last batch that is not full is left out of each."""
+    nnodes: int = Field(default=1, ge=1, le=512)
+    """Pods of the gang, each on a node of its own or not, as the scheduler places them."""
+    n_gpus_per_node: int = Field(default=1, ge=1, le=16)
+    """GPUs a pod; one worker process runs on each."""
+    save_freq: int = Field(default=20, ge=-1, le=10_000_000)
+    """Steps between checkpoints; the last step is always saved. -1 or 0 saves the last step only."""

@@ -1,0 +1,1 @@
+"""Command line of GRPOJobs: plan, run, follow, status, logs."""

@@ -1,0 +1,1 @@
+"""Watches GRPOJobs and makes pods. Imports no torch."""

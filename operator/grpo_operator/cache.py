@@ -1,0 +1,89 @@
+"""Jobs and their children as the watches last showed them, by job."""
+
+from collections.abc import Iterator
+
+from grpo_api import names
+from grpo_operator.kube import Object
+from grpo_operator.workqueue import Key
+
+
+def key_of(item: Object) -> Key | None:
+    """The job that an object belongs to: by its owner, which nobody edits; a kept claim has none: its label tells."""
+    metadata = item["metadata"]
+    owners = [owner["name"] for owner in metadata.get("ownerReferences") or [] if owner["kind"] == names.KIND]
+    name = owners[0] if owners else (metadata.get("labels") or {}).get(names.LABEL_JOB_NAME)
+    return (metadata["namespace"], name) if name else None
+
+
+class Cache:
+    """Filled by an initial list and by watch events; a write's answer goes in at once, so that no write is repeated."""
+
+    def __init__(self) -> None:
+        self.native_gang = False
+        self._jobs: dict[Key, Object] = {}
+        self._children: dict[Key, dict[tuple[str, str], Object]] = {}
+
+    def job(self, key: Key) -> Object | None:
+        return self._jobs.get(key)
+
+    def jobs(self) -> Iterator[tuple[Key, Object]]:
+        return iter(list(self._jobs.items()))
+
+    def children(self, key: Key) -> dict[tuple[str, str], Object]:
+        return dict(self._children.get(key, {}))
+
+    def put_job(self, job: Object) -> Key:
+        key = (job["metadata"]["namespace"], job["metadata"]["name"])
+        if not _older(job, self._jobs.get(key)):
+            self._jobs[key] = job
+        return key
+
+    def drop_job(self, job: Object) -> Key:
+        """Forget a deleted job; a namesake that was made after it stays."""
+        key = (job["metadata"]["namespace"], job["metadata"]["name"])
+        if key in self._jobs and self._jobs[key]["metadata"].get("uid") == job["metadata"].get("uid"):
+            del self._jobs[key]
+        return key
+
+    def put_child(self, kind: str, item: Object) -> Key | None:
+        key = key_of(item)
+        if key is not None:
+            held = self._children.setdefault(key, {})
+            child = (kind, item["metadata"]["name"])
+            if not _older(item, held.get(child)):
+                held[child] = item
+        return key
+
+    def drop_child(self, kind: str, item: Object) -> Key | None:
+        """Forget a deleted child; a namesake that was made after it stays."""
+        key = key_of(item)
+        if key is None:
+            return None
+        held = self._children.get(key, {})
+        child = (kind, item["metadata"]["name"])
+        if child in held and held[child]["metadata"].get("uid") == item["metadata"].get("uid"):
+            del held[child]
+        if not held:
+            self._children.pop(key, None)
+        return key
+
+    def vanished(self, kind: str, seen: set[str]) -> list[Object]:
+        """Cached objects of a kind whose UIDs a fresh list did not show (a watch can miss a deletion)."""
+        if kind == names.KIND:
+            return [job for job in self._jobs.values() if job["metadata"]["uid"] not in seen]
+        return [
+            item
+            for held in self._children.values()
+            for (child_kind, _), item in held.items()
+            if child_kind == kind and item["metadata"]["uid"] not in seen
+        ]
+
+
+def _older(item: Object, held: Object | None) -> bool:
+    """Whether `item` is a stale view of `held`. Resource versions are comparable integers since Kubernetes 1.35."""
+    if held is None:
+        return False
+    try:
+        return int(item["metadata"]["resourceVersion"]) < int(held["metadata"]["resourceVersion"])
+    except (KeyError, ValueError):
+        return False

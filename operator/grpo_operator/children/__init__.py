@@ -1,0 +1,1 @@
+"""Spec to manifest: one file a kind of child. Pure."""

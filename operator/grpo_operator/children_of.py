@@ -1,0 +1,34 @@
+"""All children that a job should have, in order of creation."""
+
+from typing import Any
+
+from grpo_api.job import GRPOJob
+from grpo_operator.children.claim import claim
+from grpo_operator.children.configmap import config_map, size_fault
+from grpo_operator.children.pods import pod
+from grpo_operator.children.service import service
+from grpo_operator.gang.choice import choose
+from grpo_operator.kube import Object
+from grpo_operator.observe import Observed
+
+__all__ = ["size_fault", "wanted"]
+
+
+def wanted(job: GRPOJob, attempt: int, observed: Observed) -> tuple[list[Object], dict[str, Any], str | None]:
+    """(manifests, `status.gang`, fault): what must exist for this attempt, or why it cannot."""
+    backend, why = choose(job, observed.native_gang)
+    if backend is None:
+        return [], {"backend": job.spec.gang_scheduling.backend, "reason": why}, why
+    made_claim = claim(job)
+    pods = [
+        backend.decorate(pod(job, rank, attempt, observed.default_image), job, attempt)
+        for rank in range(job.spec.trainer.nnodes)
+    ]
+    manifests = [
+        *([made_claim] if made_claim else []),
+        config_map(job),
+        service(job),
+        *backend.objects(job, attempt),
+        *pods,
+    ]
+    return manifests, {"backend": backend.name, "reason": why}, None

@@ -1,0 +1,1 @@
+"""Gang backends: one file each behind `base.GangBackend`, and the choice between them."""

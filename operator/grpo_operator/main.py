@@ -1,0 +1,179 @@
+"""The operator's process: metrics and probes from the start, then the Lease, then watching and reconciling."""
+
+import asyncio
+import contextlib
+import logging
+import signal
+import sys
+import time
+
+import kopf
+from aiohttp import web
+from prometheus_client import start_http_server
+
+from grpo_api import names
+from grpo_operator import metrics
+from grpo_operator.cache import Cache
+from grpo_operator.gang import native
+from grpo_operator.handlers import WATCHED_CHILDREN, WATCHED_GANG, make_registry
+from grpo_operator.kube import Kube
+from grpo_operator.lease import DURATION_SECONDS, Lease
+from grpo_operator.progress import ProgressReader
+from grpo_operator.reconciler import Reconciler
+from grpo_operator.settings import Settings
+
+RESYNC_SECONDS = 300.0
+QUEUE_STUCK_SECONDS = 120.0
+PROGRESS_POLL_SECONDS = 5.0
+
+logger = logging.getLogger("grpo_operator")
+
+
+class Operator:
+    """All parts of one process."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.kube = Kube(metrics.count_request)
+        self.cache = Cache()
+        poll = min(PROGRESS_POLL_SECONDS, settings.progress_interval)
+        self.reader = ProgressReader(poll, lambda key: self.reconciler.queue.add(key))
+        self.reconciler = Reconciler(self.kube, self.cache, settings, self.reader)
+        self.lease = Lease(self.kube, settings.lease_namespace, settings.lease_name, settings.identity)
+        self.leading = False
+        self.watching = asyncio.Event()
+
+    async def run(self) -> int:
+        """Run until a signal (exit code 0) or until the Lease is lost or a part ends (1)."""
+        queue = self.reconciler.queue
+        metrics.REGISTRY.register(metrics.JobCollector(self.cache, lambda: queue.depth, lambda: queue.oldest_seconds))
+        start_http_server(self.settings.metrics_port, registry=metrics.REGISTRY)
+        probes = await self._serve_probes()
+        await self.kube.connect()
+        stop = asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        asked = asyncio.create_task(stop.wait())
+        try:
+            acquire = asyncio.create_task(self.lease.acquire())
+            await asyncio.wait({asked, acquire}, return_when=asyncio.FIRST_COMPLETED)
+            if not acquire.done():
+                acquire.cancel()
+                return 0
+            acquire.result()
+            return await self._lead(asked)
+        finally:
+            await probes.cleanup()
+            await self.kube.close()
+
+    async def _lead(self, asked: asyncio.Task[bool]) -> int:
+        self.leading = True
+        metrics.LEADER.set(1)
+        self.cache.native_gang = await self.kube.serves(native.API_VERSION, "podgroups")
+        await self._resync()
+        logger.info(
+            "leads; native gang scheduling: %s; namespaces: %s",
+            self.cache.native_gang,
+            ", ".join(self.settings.namespaces) or "all",
+        )
+        registry = make_registry(self.cache, self.reconciler.queue)
+        watching = kopf.operator(
+            registry=registry,
+            standalone=True,
+            # Else kopf asks for the user's name, and an arbitrary UID has none.
+            identity=self.settings.identity,  # type: ignore[arg-type]
+            ready_flag=self.watching,
+            namespaces=self.settings.namespaces,
+            clusterwide=not self.settings.namespaces,
+        )
+        parts = {
+            asyncio.create_task(self.reconciler.queue.run(), name="queue"),
+            asyncio.create_task(self.reader.run(), name="progress"),
+            asyncio.create_task(self._keep_in_sync(), name="resync"),
+            asyncio.create_task(self.lease.keep(), name="lease"),
+        }
+        # Last: kopf takes every task that was made after it for its own, and gives those 5 s before it ends.
+        await asyncio.sleep(0)
+        watch = asyncio.create_task(watching, name="watching")
+        parts.add(watch)
+        done, pending = await asyncio.wait({asked, *parts}, return_when=asyncio.FIRST_COMPLETED)
+        for task in pending:
+            task.cancel()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(asyncio.gather(*pending, return_exceptions=True), 5)
+        # kopf puts its own handlers in place of ours: a signal ends the watching without an error.
+        if asked in done or (watch in done and watch.exception() is None):
+            with contextlib.suppress(Exception):
+                await self.lease.release()
+            return 0
+        for task in done:
+            if (error := task.exception()) is not None:  # a lost Lease has been told
+                logger.error("%s ended: %s: %s", task.get_name(), type(error).__name__, error)
+        return 1
+
+    async def _keep_in_sync(self) -> None:
+        while True:
+            await asyncio.sleep(RESYNC_SECONDS)
+            await self._resync()
+
+    async def _resync(self) -> None:
+        """List everything: the cache is whole before the first plan, and a deletion that a watch missed is noticed."""
+        selector = f"{names.LABEL_MANAGED_BY}={names.MANAGED_BY}"
+        queue = self.reconciler.queue
+        for namespace in self.settings.namespaces or ("",):
+            for kind in (names.KIND, *WATCHED_CHILDREN, *(WATCHED_GANG if self.cache.native_gang else ())):
+                # What is made while the list is on its way is not in it, and yet not gone.
+                before = {item["metadata"]["uid"] for item in self.cache.vanished(kind, set())}
+                items = await self.kube.list(kind, namespace, "" if kind == names.KIND else selector)
+                seen = {item["metadata"]["uid"] for item in items}
+                for item in items:
+                    if kind == names.KIND:
+                        queue.add(self.cache.put_job(item))
+                    else:
+                        self.cache.put_child(kind, item)
+                for item in self.cache.vanished(kind, seen):
+                    if item["metadata"]["uid"] not in before:
+                        continue
+                    if namespace and item["metadata"]["namespace"] != namespace:
+                        continue
+                    if kind == names.KIND:
+                        self.cache.drop_job(item)
+                    elif (key := self.cache.drop_child(kind, item)) is not None:
+                        queue.add(key)
+
+    async def _serve_probes(self) -> web.AppRunner:
+        async def healthz(_: web.Request) -> web.Response:
+            problem = self._problem()
+            return web.Response(status=500 if problem else 200, text=problem or "ok")
+
+        async def readyz(_: web.Request) -> web.Response:
+            if self.leading and not self.watching.is_set():
+                return web.Response(status=503, text="starts to watch")
+            return web.Response(text="leads" if self.leading else "stands by")
+
+        app = web.Application()
+        app.add_routes([web.get("/healthz", healthz), web.get("/readyz", readyz)])
+        runner = web.AppRunner(app, access_log=None)
+        await runner.setup()
+        await web.TCPSite(runner, port=self.settings.probe_port).start()
+        return runner
+
+    def _problem(self) -> str:
+        """Why this process should be restarted; empty where it is well."""
+        if not self.leading:
+            return ""
+        if self.reconciler.queue.oldest_seconds > QUEUE_STUCK_SECONDS:
+            return f"a job waits for its reconcile since {self.reconciler.queue.oldest_seconds:.0f} s"
+        if time.monotonic() - self.lease.renewed_at > DURATION_SECONDS * 2:
+            return "the Lease is not being renewed"
+        return ""
+
+
+def main() -> None:
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stdout)
+    logging.getLogger("kopf").setLevel(logging.WARNING)
+    sys.exit(asyncio.run(Operator(Settings.from_environment()).run()))
+
+
+if __name__ == "__main__":
+    main()

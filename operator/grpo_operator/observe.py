@@ -1,0 +1,61 @@
+"""What is known of one job: itself, its children, and what the cluster can do. Read from the cache, not the API."""
+
+from dataclasses import dataclass, field
+
+from grpo_api.status import HeadReport
+from grpo_operator.cache import Cache
+from grpo_operator.kube import Object
+from grpo_operator.policies.podstate import rank_of
+from grpo_operator.workqueue import Key
+
+
+@dataclass(frozen=True)
+class CreateFault:
+    """Why the API server last refused a child."""
+
+    reason: str
+    message: str
+    final: bool = False
+    """The manifest itself is wrong: it will be refused for ever."""
+
+
+@dataclass(frozen=True)
+class Observed:
+    """Input of `plan`."""
+
+    job: Object
+    pods: list[Object] = field(default_factory=list)
+    """All pods of the job, of any attempt, by rank."""
+    children: dict[tuple[str, str], Object] = field(default_factory=dict)
+    """Other children, by (kind, name)."""
+    head_report: HeadReport | None = None
+    """The head pod's own words of the present attempt."""
+    native_gang: bool = False
+    create_fault: CreateFault | None = None
+    default_image: str = ""
+
+
+def observe(
+    cache: Cache, key: Key, *, head_report: HeadReport | None, create_fault: CreateFault | None, default_image: str
+) -> Observed | None:
+    """The job's state, or None where it does not exist."""
+    job = cache.job(key)
+    if job is None:
+        return None
+    children = {(kind, name): item for (kind, name), item in cache.children(key).items() if _belongs(kind, item, job)}
+    pods = sorted((item for (kind, _), item in children.items() if kind == "Pod"), key=rank_of)
+    return Observed(
+        job=job,
+        pods=pods,
+        children={child: item for child, item in children.items() if child[0] != "Pod"},
+        head_report=head_report,
+        native_gang=cache.native_gang,
+        create_fault=create_fault,
+        default_image=default_image,
+    )
+
+
+def _belongs(kind: str, item: Object, job: Object) -> bool:
+    """Whether a child is this job's and not an earlier namesake's. A kept claim has no owner: its label tells."""
+    owners = [owner.get("uid") for owner in item["metadata"].get("ownerReferences") or []]
+    return job["metadata"]["uid"] in owners if owners else kind == "PersistentVolumeClaim"

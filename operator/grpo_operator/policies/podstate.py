@@ -1,0 +1,125 @@
+"""What the pods of a gang say: how one ended, and whether it is ready."""
+
+from datetime import datetime
+from typing import Any
+
+from pydantic import ValidationError
+
+from grpo_api import names
+from grpo_api.status import TerminationReport
+from grpo_operator.reasons import Cause
+
+Object = dict[str, Any]
+
+_DISRUPTIONS = {
+    "PreemptionByScheduler": Cause.PREEMPTED,
+    "EvictionByEvictionAPI": Cause.EVICTED,
+    "TerminationByKubelet": Cause.EVICTED,
+    "DeletionByTaintManager": Cause.NODE_LOST,
+    "DeletionByPodGC": Cause.NODE_LOST,
+}
+
+
+def rank_of(pod: Object) -> int:
+    return names.label_number(pod["metadata"], names.LABEL_NODE_RANK)
+
+
+def attempt_of(pod: Object) -> int:
+    return names.label_number(pod["metadata"], names.LABEL_ATTEMPT)
+
+
+def condition(pod: Object, kind: str) -> Object:
+    for item in pod.get("status", {}).get("conditions") or []:
+        if item.get("type") == kind:
+            return dict(item)
+    return {}
+
+
+def is_ready(pod: Object) -> bool:
+    return condition(pod, "Ready").get("status") == "True"
+
+
+def is_scheduled(pod: Object) -> bool:
+    return bool(pod.get("spec", {}).get("nodeName"))
+
+
+def terminated(pod: Object) -> Object | None:
+    """The trainer container's `terminated` state."""
+    for status in pod.get("status", {}).get("containerStatuses") or []:
+        if status.get("name") == names.TRAINER_CONTAINER:
+            found = status.get("state", {}).get("terminated")
+            return dict(found) if found else None
+    return None
+
+
+def has_ended(pod: Object) -> bool:
+    """Whether all containers have ended; the pod's phase says so a moment later than they do."""
+    if pod.get("status", {}).get("phase") in ("Succeeded", "Failed"):
+        return True
+    states = [item.get("state", {}) for item in pod.get("status", {}).get("containerStatuses") or []]
+    return len(states) == len(pod["spec"]["containers"]) and all("terminated" in state for state in states)
+
+
+def report(pod: Object) -> TerminationReport | None:
+    """What the trainer left in its termination log; None where it was killed before it could."""
+    ended = terminated(pod)
+    if ended is None:
+        return None
+    try:
+        return TerminationReport.model_validate_json(ended.get("message") or "")
+    except ValidationError:
+        return None
+
+
+def cause(pod: Object) -> Cause | None:
+    """Why this pod is lost, or None where it is not. Exit codes 0, 64 and 65 are no causes: they end the job."""
+    status = pod.get("status", {})
+    disruption = condition(pod, "DisruptionTarget")
+    if disruption.get("status") == "True":
+        return _DISRUPTIONS.get(disruption.get("reason", ""), Cause.EVICTED)
+    if status.get("reason") in ("Evicted", "NodeShutdown", "Terminated"):
+        return Cause.EVICTED
+    if status.get("reason") == "NodeLost" or status.get("phase") == "Unknown":
+        return Cause.NODE_LOST
+    ended = terminated(pod)
+    code = ended.get("exitCode") if ended else None
+    if code in (names.ExitCode.DONE, names.ExitCode.BAD_SPEC, names.ExitCode.BAD_INPUT):
+        return None
+    if pod["metadata"].get("deletionTimestamp"):
+        return Cause.POD_DELETED
+    if ended is not None:
+        if ended.get("reason") == "OOMKilled":
+            return Cause.OOM_KILLED
+        return Cause.PEER_LOST if code == names.ExitCode.PEER_LOST else Cause.FAILED
+    return Cause.FAILED if status.get("phase") == "Failed" else None
+
+
+def describe(pod: Object) -> str:
+    """How a pod ended, in a sentence."""
+    name = pod["metadata"]["name"]
+    if (found := report(pod)) is not None:
+        return f"{name}: {found.reason}: {found.message}".rstrip(": ")
+    if (ended := terminated(pod)) is not None:
+        tail = (ended.get("message") or "").strip()[-1500:]
+        return f"{name} ended with exit code {ended.get('exitCode')} ({ended.get('reason', 'Error')})" + (
+            f": {tail}" if tail else ""
+        )
+    for init in pod.get("status", {}).get("initContainerStatuses") or []:
+        if (ended := init.get("state", {}).get("terminated")) and ended.get("exitCode"):
+            tail = (ended.get("message") or "").strip()[-1500:]
+            return f"{name}: init container {init['name']} ended with exit code {ended['exitCode']}: {tail}".rstrip(
+                ": "
+            )
+    disruption = condition(pod, "DisruptionTarget")
+    if disruption:
+        return f"{name}: {disruption.get('message') or disruption.get('reason')}"
+    if pod["metadata"].get("deletionTimestamp"):
+        return f"{name} was deleted"
+    return f"{name}: {pod.get('status', {}).get('message') or pod.get('status', {}).get('phase')}"
+
+
+def seconds_since(timestamp: str | None, now: datetime) -> float:
+    """Seconds from an RFC 3339 time to `now`; infinite for none."""
+    if not timestamp:
+        return float("inf")
+    return (now - datetime.fromisoformat(timestamp)).total_seconds()

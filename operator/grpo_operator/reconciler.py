@@ -1,0 +1,111 @@
+"""One reconcile: observe, plan, apply."""
+
+import logging
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+from grpo_api import names
+from grpo_operator import apply, metrics
+from grpo_operator.cache import Cache
+from grpo_operator.kube import Kube, Object
+from grpo_operator.observe import CreateFault, observe
+from grpo_operator.plan import plan
+from grpo_operator.policies.podstate import attempt_of, rank_of
+from grpo_operator.progress import ProgressReader
+from grpo_operator.settings import Settings
+from grpo_operator.workqueue import Key, WorkQueue
+
+CREATE_RETRY_SECONDS = 10.0
+MAX_ROUNDS = 5
+
+logger = logging.getLogger(__name__)
+
+
+class Reconciler:
+    """Brings jobs to what their specs ask for, one call a job at a time."""
+
+    def __init__(
+        self,
+        kube: Kube,
+        cache: Cache,
+        settings: Settings,
+        reader: ProgressReader,
+        clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        self._kube, self._cache, self._settings, self._reader, self._clock = kube, cache, settings, reader, clock
+        self._faults: dict[Key, CreateFault] = {}
+        self._patched: dict[Key, float] = {}
+        self.queue = WorkQueue(self.reconcile, settings.workers)
+
+    async def reconcile(self, key: Key) -> None:
+        with metrics.RECONCILE_SECONDS.time(), metrics.count_errors():
+            for _ in range(MAX_ROUNDS):
+                if not await self._round(key):
+                    return
+            self.queue.add_after(key, 1.0)
+
+    async def _round(self, key: Key) -> bool:
+        """One plan carried out; returns whether to plan again at once."""
+        now = self._clock()
+        observed = observe(
+            self._cache,
+            key,
+            head_report=self._reader.report(key),
+            create_fault=self._faults.get(key),
+            default_image=self._settings.trainer_image,
+        )
+        if observed is None:
+            self._forget(key)
+            return False
+        job = observed.job
+        old = job.get("status") or {}
+        made = plan(observed, now)
+        if job["metadata"].get("deletionTimestamp"):
+            return False
+        if made.status != old:
+            only_progress = apply.without_progress(made.status) == apply.without_progress(old)
+            due = self._patched.get(key, 0.0) + self._settings.progress_interval - time.monotonic()
+            if only_progress and due > 0:
+                self.queue.add_after(key, due)
+            else:
+                await apply.patch_status(self._kube, self._cache, job, made.status)
+                self._patched[key] = time.monotonic()
+                metrics.count_restart(old, made.status)
+                told = apply.events(old, made.status)
+                if told:
+                    await apply.emit(self._kube, job, told, now, self._settings.identity)
+        await apply.delete_all(self._kube, made)
+        await apply.force_stuck(self._kube, observed.pods, now)
+        fault = await apply.create_all(self._kube, self._cache, job, made)
+        if fault is not None:
+            again = self._faults.get(key) != fault
+            self._faults[key] = fault
+            self.queue.add_after(key, CREATE_RETRY_SECONDS)
+            return again
+        self._faults.pop(key, None)
+        if any(pod["metadata"].get("deletionTimestamp") for pod in observed.pods):
+            self.queue.add_after(key, apply.FORCE_AFTER_SECONDS)
+        if made.wake_after is not None:
+            self.queue.add_after(key, made.wake_after + 0.1)
+        self._watch_progress(key, made.status, observed.pods)
+        return made.again or bool(made.create)
+
+    def _watch_progress(self, key: Key, status: Object, pods: list[Object]) -> None:
+        """Let the reader follow the head pod of the present attempt, and no other."""
+        head = next((p for p in pods if rank_of(p) == 0 and attempt_of(p) == status.get("attempt")), None)
+        live = status.get("state") not in names.TERMINAL_STATES
+        told = (head or {}).get("status", {})
+        address = told.get("podIP") if live else None
+        job = self._cache.job(key)
+        port = ((job or {}).get("spec", {}).get("metrics") or {}).get("port", names.TRAINER_METRICS_PORT)
+        self._reader.follow(key, _host_port(address, port) if address and told.get("phase") == "Running" else None)
+
+    def _forget(self, key: Key) -> None:
+        self._faults.pop(key, None)
+        self._patched.pop(key, None)
+        self._reader.follow(key, None)
+
+
+def _host_port(address: str, port: object) -> str:
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"

@@ -1,0 +1,29 @@
+"""A step that computed everything a trainer can report."""
+
+from grpo_trainer.metrics import StepReport
+
+REPORT = StepReport(
+    step=3,
+    total_steps=20,
+    step_seconds=18.2,
+    phase_seconds={"rollout": 4.1, "reward": 0.05, "update": 9.8, "sync": 3.9},
+    rewards=[1.0, 0.0, 0.0, 0.0],
+    prompt_tokens=2816,
+    response_tokens=12,
+    responses=4,
+    truncated=0.25,
+    zero_std_groups=0.5,
+    function_means={"correct": 0.25},
+    reward_errors={("correct", "timeout"): 2},
+    loss=-0.0123,
+    kl=0.00042,
+    entropy=1.25,
+    clip_fraction=0.0,
+    grad_norm=1.2,
+    learning_rate=3e-5,
+    rollout_mismatch=0.0012,
+    gpu_memory={0: 100, 1: 101},
+    gpu_memory_peak={0: 200, 1: 201},
+    host_memory={0: 300, 1: 301},
+    eta_seconds=310.0,
+)

@@ -1,0 +1,173 @@
+"""verl import: batch sizes, schedule, checkpoints, name, reward, and the file that is written."""
+
+import pytest
+from ruamel.yaml import YAML
+
+from grpo_api.verl_import import Source, dump_job, import_verl
+from tests.unit.api.verl_import_support import ACTOR, BASE, ROLLOUT, faults, left, run
+
+# Batch sizes
+
+
+def test_dynamic_batches_take_the_budget():
+    spec, report = run(f"{ACTOR}.use_dynamic_bsz=True", f"{ACTOR}.ppo_max_token_len_per_gpu=24576")
+    assert spec["actor"]["ppoMaxTokenLenPerGpu"] == 24576
+    assert spec["rollout"]["logProbMaxTokenLenPerGpu"] == 24576  # verl: ${actor.ppo_max_token_len_per_gpu}
+    assert "ppoMicroBatchSizePerGpu" not in spec["actor"]
+    assert "use_dynamic_bsz is true" in left(report, f"{ACTOR}.ppo_micro_batch_size_per_gpu")[1]
+
+
+def test_budget_defaults_to_verls():
+    spec, _ = run(f"{ACTOR}.use_dynamic_bsz=True")
+    assert spec["actor"]["ppoMaxTokenLenPerGpu"] == 16384
+
+
+def test_budget_holds_a_whole_sequence():
+    spec, report = run(
+        f"{ACTOR}.use_dynamic_bsz=True", f"{ACTOR}.ppo_max_token_len_per_gpu=2048", "data.max_response_length=4096"
+    )
+    assert spec["actor"]["ppoMaxTokenLenPerGpu"] == 4608
+    assert any("whole sequence" in item.note for item in report.carried)
+
+
+def test_micro_size_that_does_not_divide_is_lowered():
+    spec, report = run(f"{ACTOR}.ppo_micro_batch_size_per_gpu=12")  # 32 x 8 / 8 GPUs = 32
+    assert spec["actor"]["ppoMicroBatchSizePerGpu"] == 8
+    assert any(item.note.startswith("8, because it must divide the 32 responses") for item in report.carried)
+
+
+def test_old_global_micro_size_is_divided_by_the_gpus():
+    spec, _ = run(f"~{ACTOR}.ppo_micro_batch_size_per_gpu", f"{ACTOR}.ppo_micro_batch_size=64")
+    assert spec["actor"]["ppoMicroBatchSizePerGpu"] == 8
+
+
+def test_tensor_parallel_stays_in_a_node():
+    assert (
+        run("trainer.n_gpus_per_node=1", f"{ACTOR}.ppo_micro_batch_size_per_gpu=1")[0]["rollout"].get(
+            "tensorModelParallelSize", 1
+        )
+        == 1
+    )  # verl's default 2 does not divide
+    spec, report = run(f"{ROLLOUT}.tensor_model_parallel_size=16", "trainer.nnodes=2")
+    assert spec["rollout"]["tensorModelParallelSize"] == 8
+    assert any("stays within a node" in item.note for item in report.carried)
+    assert run(f"{ROLLOUT}.name=hf")[0]["rollout"].get("tensorModelParallelSize", 1) == 1
+
+
+def test_sizes_that_do_not_fit_are_faults_in_verls_terms():
+    found = faults(f"{ACTOR}.ppo_mini_batch_size=24")
+    assert len(found) == 1
+    assert found[0].startswith(
+        f"command line: {ACTOR}.ppo_mini_batch_size=24: spec.actor.ppoMiniBatchSize must divide "
+    )
+    assert f"add {ACTOR}.ppo_mini_batch_size=" in found[0]
+    assert "(verl's default)" in faults(base=[*BASE[:4], f"{ROLLOUT}.n=8"])[0]  # train 64, mini 256
+
+
+# Schedule and checkpoints
+
+
+def test_warmup_steps_become_updates():
+    spec, _ = run(f"{ACTOR}.optim.lr_warmup_steps=10", f"{ACTOR}.ppo_epochs=2")  # 64 / 32 x 2 updates a step
+    assert spec["actor"]["optim"]["lrWarmupSteps"] == 40
+
+
+def test_warmup_ratio_needs_the_number_of_steps():
+    spec, report = run(f"{ACTOR}.optim.lr_warmup_steps_ratio=0.1", "trainer.total_training_steps=105")
+    assert spec["actor"]["optim"]["lrWarmupSteps"] == 20  # int(10.5) steps x 2 updates
+    _, report = run(f"{ACTOR}.optim.lr_warmup_steps_ratio=0.1")
+    assert left(report, f"{ACTOR}.optim.lr_warmup_steps_ratio")[0] == "changed"
+
+
+def test_total_steps_win_over_epochs():
+    spec, report = run("trainer.total_training_steps=500", "trainer.total_epochs=15")
+    assert (spec["trainer"]["totalSteps"], "totalEpochs" in spec["trainer"]) == (500, False)
+    assert left(report, "trainer.total_epochs")[0] == "not_applicable"
+
+
+def test_saving_asks_for_a_claim():
+    spec, report = run("trainer.save_freq=20", "trainer.max_actor_ckpt_to_keep=1")
+    assert spec["checkpoint"] == {"claimTemplate": {"size": "50Gi"}, "keep": 1}
+    assert any("claim of 50Gi" in note for note in report.notes)
+    assert "checkpoint" not in run()[0]
+
+
+@pytest.mark.parametrize(
+    ("given", "made"),
+    [("Qwen3_8B GRPO!", "qwen3-8b-grpo"), ("8b_run", "b-run"), ("x" * 60, "x" * 52), ("---", "verl-import")],
+)
+def test_job_name_from_the_experiment(given, made):
+    job, _ = import_verl([Source.override(text) for text in (*BASE, f"trainer.experiment_name={given}")])
+    assert job["metadata"]["name"] == made
+
+
+def test_given_name_must_be_valid():
+    assert run(name="mine")
+    assert "--name Mine_1" in faults(name="Mine_1")[0]
+
+
+# Reward
+
+
+def test_custom_reward_is_inlined():
+    source = "def score(data_source, solution_str, ground_truth, extra_info=None):\n    return 1.0\n"
+    read = {"/code/r.py": source.replace("\n", "\r\n")}.get
+    for prefix in ("custom_reward_function", "reward.custom_reward_function"):
+        spec, report = run(f"{prefix}.path=/code/r.py", f"{prefix}.name=score", read=read)
+        assert spec["reward"]["functions"] == [{"name": "custom", "python": {"function": "score", "source": source}}]
+        assert not report.placeholders
+
+
+def test_reward_that_cannot_be_read_is_a_placeholder():
+    spec, report = run("custom_reward_function.path=/code/r.py", "custom_reward_function.name=score")
+    assert "def score(" in spec["reward"]["functions"][0]["python"]["source"]
+    assert report.placeholders == [
+        (
+            "spec.reward.functions[0].python.source",
+            "custom_reward_function.path=/code/r.py (command line): cannot be read here; put the file's text there",
+        )
+    ]
+
+
+def test_reward_with_a_wrong_name_is_a_fault():
+    found = faults("custom_reward_function.path=r.py", read={"r.py": "def other(prompts, completions):\n    ...\n"}.get)
+    assert "compute_score" in found[0]
+    assert "is not defined in the source, which defines other" in found[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "truth", "score"),
+    [
+        ("so #### 1,234", "1234", 1.0),  # verl: the last "#### number", commas removed
+        ("#### 5 no, #### 6", "6", 1.0),
+        ("the answer is 6", "6", 0.0),  # strict: the mark is needed
+        ("#### -3", "-3", 1.0),
+        ("#### 6" + " " * 300, "6", 0.0),  # the last 300 characters only
+        ("#### 6.", "6", 0.0),
+    ],
+)
+def test_default_reward_is_verls_rule_for_gsm8k(text, truth, score):
+    space = {}
+    exec(run()[0]["reward"]["functions"][0]["python"]["source"], space)
+    assert space["compute_score"]("openai/gsm8k", text, truth) == score
+    with pytest.raises(NotImplementedError, match="no rule for data_source 'math'"):
+        space["compute_score"]("math", text, truth)
+
+
+# The file
+
+
+def test_file_reads_alike_by_yaml_1_1_and_1_2():
+    source = 'def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n    return 1.0  # "yes"\n'
+    for text in (source, source + "\n", source.rstrip(), source.replace("    ", "\t"), source + "# \u00e9\x07 \n\n"):
+        job, report = import_verl(
+            [Source.override(item) for item in (*BASE, "trainer.experiment_name=on", "custom_reward_function.path=r")],
+            read=lambda _, text=text: text,
+        )
+        job["spec"]["template"] = {"nodeSelector": {"a": "yes", "b": "0123", "c": "1e3", "d": "12:30:00", "e": "null"}}
+        made = dump_job(job, report)
+        for version in ("1.1", "1.2"):
+            yaml = YAML(typ="safe", pure=True)
+            yaml.version = version
+            assert yaml.load(made) == job, version
+        assert '"n": 8' in made

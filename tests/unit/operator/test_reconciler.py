@@ -1,0 +1,269 @@
+"""One reconcile from observing to writing, on an API server in memory; and the listing of everything anew."""
+
+import copy
+import dataclasses
+
+import pytest
+
+from grpo_api.status import HeadReport
+from grpo_operator.cache import Cache
+from grpo_operator.kube import KubeError
+from grpo_operator.main import Operator
+from grpo_operator.progress import ProgressReader
+from grpo_operator.reconciler import Reconciler
+from grpo_operator.settings import Settings
+from tests.unit.operator.fake_kube import FakeKube
+from tests.unit.operator.operator_support import child, deleting, ended, later, raw_job, running, training
+
+KEY = ("team", "sums")
+SETTINGS = Settings(
+    trainer_image="registry/trainer:1",
+    namespaces=(),
+    lease_namespace="system",
+    lease_name="grpo-operator",
+    identity="operator-1",
+    metrics_port=0,
+    probe_port=0,
+    progress_interval=3600.0,
+    workers=2,
+)
+
+
+class FakeReader:
+    """Says what it is told to follow."""
+
+    def __init__(self):
+        self.followed, self.said = [], None
+
+    def follow(self, key, address):
+        self.followed.append(address)
+
+    def report(self, key):
+        return self.said
+
+
+class Rig:
+    """A reconciler whose cache sees the API server's objects at once."""
+
+    def __init__(self, job, *items):
+        self.kube, self.cache, self.reader = FakeKube(job, *items), Cache(), FakeReader()
+        self.now = later(0)
+        self.reconciler = Reconciler(self.kube, self.cache, SETTINGS, self.reader, lambda: self.now)
+        self.watch()
+
+    def watch(self):
+        for (kind, _), item in self.kube.objects.items():
+            if kind == "GRPOJob":
+                self.cache.put_job(copy.deepcopy(item))
+            elif kind != "Event":
+                self.cache.put_child(kind, copy.deepcopy(item))
+
+    async def reconcile(self):
+        await self.reconciler.reconcile(KEY)
+
+    def put(self, item):
+        self.kube.put(item)
+        self.watch()
+
+    @property
+    def status(self):
+        return self.kube.objects["GRPOJob", "sums"].get("status", {})
+
+    def events(self):
+        return [item["reason"] for (kind, _), item in self.kube.objects.items() if kind == "Event"]
+
+
+def running_at(address, rank=0):
+    item = running(rank)
+    item["status"]["podIP"] = address
+    return item
+
+
+async def test_first_reconcile_makes_everything_and_the_next_writes_nothing():
+    rig = Rig(raw_job())
+    await rig.reconcile()
+    made = [name for verb, kind, name in rig.kube.writes() if (verb, kind) == ("create", "Pod")]
+    assert made == ["sums-0", "sums-1"]
+    assert rig.status["state"] == "Scheduling"
+    assert rig.events() == ["PodsCreated"]
+    before = len(rig.kube.requests)
+    await rig.reconcile()
+    assert rig.kube.requests[before:] == []
+
+
+async def test_restart_is_written_before_the_pods_are_deleted():
+    rig = Rig(raw_job(), running(0), running(1))
+    await rig.reconcile()
+    rig.put(ended(1, 1))
+    rig.kube.requests.clear()
+    await rig.reconcile()
+    verbs = [request[:2] for request in rig.kube.writes() if request[1] != "Event"]
+    assert verbs[0] == ("patch", "GRPOJob")
+    assert verbs.index(("patch", "GRPOJob")) < verbs.index(("delete", "Pod"))
+    assert "Restarting" in rig.events()
+
+
+async def test_status_is_one_patch():
+    rig = Rig(raw_job(), running(0), running(1), child("ConfigMap", "sums-config"), child("Service", "sums"))
+    rig.reader.said = training()
+    await rig.reconcile()
+    assert [request for request in rig.kube.writes() if request[0] == "patch"] == [("patch", "GRPOJob", "sums")]
+
+
+async def test_progress_alone_is_not_written_more_often_than_asked():
+    rig = Rig(raw_job(), running(0), running(1))
+    rig.reader.said = training(3)
+    await rig.reconcile()
+    assert rig.status["progress"]["step"] == 3
+    rig.reader.said = training(4)
+    await rig.reconcile()
+    assert rig.status["progress"]["step"] == 3, "progress_interval has not passed"
+    rig.reader.said = training(20)
+    rig.put(ended(0, 0))
+    await rig.reconcile()
+    assert (rig.status["state"], rig.status["progress"]["step"]) == ("Succeeded", 20)
+
+
+@pytest.mark.parametrize(
+    ("address", "followed"), [("10.0.0.7", "10.0.0.7:9464"), ("fd00::1", "[fd00::1]:9464"), (None, None)]
+)
+async def test_head_is_asked_at_its_address(address, followed):
+    """RFC 3986: an IPv6 address stands in brackets."""
+    rig = Rig(raw_job(), running_at(address), running_at("10.0.0.8", 1))
+    await rig.reconcile()
+    assert rig.reader.followed[-1] == followed
+
+
+async def test_head_is_asked_at_the_port_of_the_spec():
+    rig = Rig(raw_job(metrics={"port": 9999}), running_at("10.0.0.7"), running(1))
+    await rig.reconcile()
+    assert rig.reader.followed[-1] == "10.0.0.7:9999"
+
+
+@pytest.mark.parametrize("lost", [ended(1, 1), ended(1, 65)])
+async def test_head_of_an_attempt_that_ended_is_not_followed(lost):
+    rig = Rig(raw_job(), running_at("10.0.0.7"), running(1))
+    await rig.reconcile()
+    assert rig.reader.followed[-1] == "10.0.0.7:9464"
+    rig.put(lost)
+    await rig.reconcile()
+    assert rig.reader.followed[-1] is None
+
+
+async def test_job_that_is_gone_is_forgotten():
+    rig = Rig(raw_job(), running_at("10.0.0.7"), running(1))
+    await rig.reconcile()
+    rig.cache.drop_job(rig.cache.job(KEY))
+    rig.kube.requests.clear()
+    await rig.reconcile()
+    assert (rig.reader.followed[-1], rig.kube.requests) == (None, [])
+
+
+async def test_job_that_is_being_deleted_is_not_written_to():
+    rig = Rig(deleting(raw_job()), ended(0, 1), running(1))
+    await rig.reconcile()
+    assert rig.kube.requests == []
+
+
+async def test_refused_child_is_told_once_and_made_after_the_repair():
+    rig = Rig(raw_job())
+    rig.kube.refusals["Pod", "sums-1"] = KubeError(403, "Forbidden", "exceeded quota: tight, requested: pods=1")
+    await rig.reconcile()
+    assert rig.status["reason"] == "QuotaExceeded"
+    assert "exceeded quota: tight" in rig.status["message"]
+    assert rig.events().count("QuotaExceeded") == 1
+    rig.watch()
+    rig.kube.requests.clear()
+    await rig.reconcile()
+    assert rig.kube.writes() == [("create", "Pod", "sums-1")], "tried again, and told no second time"
+    rig.kube.refusals.clear()
+    await rig.reconcile()
+    assert ("Pod", "sums-1") in rig.kube.objects
+    assert rig.status["reason"] != "QuotaExceeded"
+
+
+async def test_passing_trouble_goes_to_the_queue():
+    rig = Rig(raw_job())
+    rig.kube.refusals["Service", "sums"] = KubeError(503, "ServiceUnavailable", "later")
+    with pytest.raises(KubeError):
+        await rig.reconcile()
+
+
+def test_reader_gives_no_report_of_another_address():
+    reader = ProgressReader(1.0, lambda key: None)
+    reader.follow(KEY, "10.0.0.7:9464")
+    reader._reports[KEY] = ("10.0.0.7:9464", HeadReport(phase="training"))
+    assert reader.report(KEY).phase == "training"
+    reader.follow(KEY, "10.0.0.7:9464")
+    assert reader.report(KEY) is not None
+    reader.follow(KEY, "10.0.0.8:9464")
+    assert reader.report(KEY) is None
+    reader._reports[KEY] = ("10.0.0.8:9464", HeadReport())
+    reader.follow(KEY, None)
+    assert reader.report(KEY) is None
+
+
+class ListedKube(FakeKube):
+    """Lists what it held when it was asked; `meanwhile(kind)` runs before the answer arrives."""
+
+    def __init__(self, *items):
+        super().__init__(*items)
+        self.meanwhile = lambda kind: None
+
+    async def list(self, kind, namespace="", selector=""):
+        answer = [
+            copy.deepcopy(item)
+            for (found, _), item in self.objects.items()
+            if found == kind and namespace in ("", item["metadata"]["namespace"])
+        ]
+        self.meanwhile(kind)
+        return answer
+
+
+def operator_with(kube, **settings):
+    found = Operator(dataclasses.replace(SETTINGS, **settings))
+    found.kube = kube
+    return found
+
+
+async def test_listing_anew_notices_what_a_watch_missed():
+    operator = operator_with(ListedKube(raw_job(), running(0)))
+    gone = raw_job("gone")
+    gone["metadata"]["uid"] = "gone"
+    operator.cache.put_job(gone)
+    operator.cache.put_child("Pod", running(1))
+    await operator._resync()
+    assert operator.cache.job(KEY) is not None
+    assert operator.cache.job(("team", "gone")) is None
+    assert set(operator.cache.children(KEY)) == {("Pod", "sums-0")}
+
+
+async def test_listing_one_namespace_leaves_the_others():
+    operator = operator_with(ListedKube(raw_job()), namespaces=("team",))
+    other = child("Pod", "sums-0")
+    other["metadata"]["namespace"] = "other"
+    operator.cache.put_child("Pod", other)
+    await operator._resync()
+    assert ("Pod", "sums-0") in operator.cache.children(("other", "sums"))
+
+
+@pytest.mark.parametrize("kind", ["Pod", "GRPOJob"])
+async def test_what_is_made_while_everything_is_listed_has_not_vanished(kind):
+    """Else a healthy gang whose pods were just made is taken for deleted, and restarts."""
+    kube = ListedKube(raw_job())
+    operator = operator_with(kube)
+
+    def make(listed):
+        if listed == kind == "Pod":
+            operator.cache.put_child("Pod", kube.put(running(0)))
+        elif listed == kind:
+            job = raw_job("new")
+            job["metadata"]["uid"] = "new"
+            operator.cache.put_job(kube.put(job))
+
+    kube.meanwhile = make
+    await operator._resync()
+    if kind == "Pod":
+        assert ("Pod", "sums-0") in operator.cache.children(KEY)
+    else:
+        assert operator.cache.job(("team", "new")) is not None

@@ -1,0 +1,181 @@
+"""Whether and from where a run begins, and what ends it, on a gang that computes nothing."""
+
+import logging
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from grpo_trainer.checkpoint_files import CheckpointInfo
+from grpo_trainer.controller import Controller
+from grpo_trainer.data import Prompt
+from grpo_trainer.errors import UserInputError
+from grpo_trainer.metrics import TrainerMetrics
+from grpo_trainer.progress import ProgressServer
+from grpo_trainer.rewards.pool import RewardResult
+from grpo_trainer.rollout.base import Response
+from tests.unit.trainer.trainer_support import make_job
+
+MODEL = {"path": "/models/a", "revision": None}
+
+
+class FakeGang:
+    """One rank that has a checkpoint."""
+
+    size, head_address = 1, "localhost"
+
+    def __init__(self, checkpoint: CheckpointInfo | None):
+        self.checkpoint = checkpoint
+        self.calls: list[str] = []
+
+    def all(self, method: str, *_: Any) -> list[Any]:
+        self.calls.append(method)
+        return [{"data": {}} if method == "resume" else {}]
+
+    def each(self, method: str, arguments: list[Any], **_: Any) -> list[Any]:
+        self.calls.append(method)
+        if method == "generate":
+            return [[Response(one.group, one.number, [1], [-1.0], False) for one in part] for part in arguments]
+        return [{"lr": 0.1, "grad_norm": 0.0}]
+
+    def first(self, method: str, run: str | None = None) -> CheckpointInfo | None:
+        return self.checkpoint if self.checkpoint and run in (None, self.checkpoint.run) else None
+
+
+class Prompts:
+    steps_per_epoch = 4
+
+    def next_batch(self) -> list[Prompt]:
+        return [Prompt([1], "", "", "", {}, {}, None, index) for index in range(3)]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        pass
+
+
+class Pool:
+    """Gives each step's responses the same reward."""
+
+    def __init__(self, rewards: list[float | None]):
+        self.rewards = iter(rewards)
+
+    def score(self, rows: list[Any]) -> RewardResult:
+        result = RewardResult([next(self.rewards)] * len(rows), {})
+        result.errors.update({("exact", "none"): sum(one is None for one in result.rewards)})
+        return result
+
+
+@pytest.fixture
+def server() -> Any:
+    server = ProgressServer(0, TrainerMetrics("team", "job"))
+    yield server
+    server.close()
+
+
+def make(
+    server: ProgressServer,
+    newest: CheckpointInfo | None = None,
+    rewards: list[float | None] | None = None,
+    attempt: int = 0,
+    **sections: dict[str, Any],
+) -> tuple[Controller, FakeGang]:
+    gang = FakeGang(newest)
+    job = make_job(
+        "/models/a", **{"checkpoint": {"claimName": "c"}, "trainer": {"totalSteps": 2, "saveFreq": -1}} | sections
+    )
+    controller = Controller(
+        job,
+        gang,  # type: ignore[arg-type]
+        loader=Prompts(),  # type: ignore[arg-type]
+        tokenizer=SimpleNamespace(decode=lambda ids, skip_special_tokens: "x"),
+        pool=Pool(rewards or [0.0] * 9),  # type: ignore[arg-type]
+        server=server,
+        metrics=TrainerMetrics("team", "job"),
+        attempt=attempt,
+    )
+    return controller, gang
+
+
+def saved(step: int, run: str = "old", model: dict[str, str | None] | None = MODEL) -> CheckpointInfo:
+    path = Path(f"/checkpoints/team.job/step-{step:08d}")
+    return CheckpointInfo(path, step, 10, 1, "other", run, 1000.0, 10, model)
+
+
+@pytest.mark.parametrize("step", [1, 3])
+@pytest.mark.parametrize(
+    ("model", "what"),
+    [
+        ({"path": "/models/b", "revision": None}, "model.path /models/b, not /models/a"),
+        ({"path": "/models/a", "revision": "v1"}, "model.revision v1, not unset"),
+    ],
+)
+def test_another_models_checkpoint_is_refused(
+    server: ProgressServer, step: int, model: dict[str, str | None], what: str
+) -> None:
+    controller, gang = make(server, saved(step, model=model))
+    with pytest.raises(UserInputError) as caught:
+        controller.run()
+    assert (caught.value.reason, caught.value.exit_code) == ("CheckpointMismatch", 65)
+    assert caught.value.message == (
+        f"/checkpoints/team.job/step-0000000{step} (step {step}) was made with {what}: delete the directory "
+        "/checkpoints/team.job or the claim that holds it, give the job another name, or set checkpoint.resume to Never"
+    )
+    assert gang.calls == ["connect"]
+
+
+def test_never_passes_it_by(server: ProgressServer) -> None:
+    other = saved(3, model={"path": "/models/b", "revision": None})
+    controller, gang = make(server, other, checkpoint={"claimName": "c", "resume": "Never"})
+    controller.run()
+    assert gang.calls.count("update") == 2
+    assert "resume" not in gang.calls
+
+
+@pytest.mark.parametrize("model", [MODEL, None])
+def test_another_spec_of_the_same_model_goes_on(
+    server: ProgressServer, caplog: pytest.LogCaptureFixture, model: dict[str, str | None] | None
+) -> None:
+    caplog.set_level(logging.WARNING)
+    controller, gang = make(server, saved(1, model=model))
+    controller.run()
+    assert "the spec differs from that of /checkpoints/team.job/step-00000001" in caplog.text
+    assert (gang.calls.count("resume"), gang.calls.count("update")) == (1, 1)
+    assert server.report.progress is not None
+    assert server.report.progress.percent == "100%"
+
+
+@pytest.mark.parametrize(
+    ("trainer", "field"), [({"totalSteps": 2}, "trainer.totalSteps"), ({"totalEpochs": 1}, "trainer.totalEpochs")]
+)
+def test_an_earlier_jobs_end_is_no_success(server: ProgressServer, trainer: dict[str, int], field: str) -> None:
+    controller, gang = make(server, saved(4), trainer=trainer)
+    with pytest.raises(UserInputError) as caught:
+        controller.run()
+    assert (caught.value.reason, caught.value.exit_code) == ("NothingToTrain", 65)
+    assert "step-00000004 of an earlier job of this name holds step 4" in caught.value.message
+    assert f"raise {field} to go on from it; to begin anew, delete the directory" in caught.value.message
+    assert gang.calls == ["connect"]
+
+
+@pytest.mark.parametrize("step", [2, 3])
+def test_a_runs_own_end_is_success(server: ProgressServer, step: int) -> None:
+    controller, gang = make(server, saved(step, run="uid"), attempt=1)
+    controller.run()
+    assert gang.calls == ["connect"]
+    progress = server.report.progress
+    assert progress is not None
+    assert (progress.step, progress.percent) == (2, "100%")
+
+
+def test_three_steps_in_a_row_without_rewards_end_the_job(server: ProgressServer) -> None:
+    trainer = {"totalSteps": 9, "saveFreq": -1}
+    controller, gang = make(server, rewards=[None, None, 1.0, None, None, None, 1.0], trainer=trainer)
+    with pytest.raises(
+        UserInputError, match=r"3 steps in a row.* in step 6 12 samples failed \(exact: 12 none\)"
+    ) as end:
+        controller.run()
+    assert (end.value.reason, end.value.exit_code) == ("RewardError", 65)
+    assert gang.calls.count("update") == 5

@@ -1,0 +1,208 @@
+"""The FSDP actor on 1 and 2 gloo ranks: gradients do not depend on how a batch is cut, and equal plain autograd's."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaForCausalLM
+
+from grpo_trainer.errors import UserInputError
+from grpo_trainer.sample import Sample
+from grpo_trainer.workers.fsdp import FsdpActor
+from tests.unit.trainer.trainer_support import make_model, make_samples, make_spec, on_ranks, plain_log_probs
+
+CPU = torch.device("cpu")
+OBJECTIVES: dict[str, dict[str, Any]] = {
+    "token-mean, on-policy": {},
+    "token-mean, KL, entropy": {
+        "useKlLoss": True, "klLossCoef": 0.3, "entropyCoeff": 0.1, "clipRatioLow": 0.1, "clipRatioHigh": 0.3,
+    },
+    "seq-mean-token-sum": {"lossAggMode": "seq-mean-token-sum", "useKlLoss": True, "klLossType": "mse"},
+    "seq-mean-token-mean": {"lossAggMode": "seq-mean-token-mean", "useKlLoss": True, "klLossType": "abs"},
+    "seq-mean-token-sum-norm": {"lossAggMode": "seq-mean-token-sum-norm", "useKlLoss": True, "klLossType": "kl"},
+}  # fmt: skip
+CUTS: dict[str, dict[str, Any]] = {
+    "one row": {},
+    "micro 1": {"ppoMicroBatchSizePerGpu": 1},
+    "micro 2": {"ppoMicroBatchSizePerGpu": 2},
+    "budget of 17 tokens": {"ppoMaxTokenLenPerGpu": 17},
+}
+
+
+def batch(objective: str) -> list[Sample]:
+    return make_samples(off_policy="on-policy" not in objective, reference="on-policy" not in objective)
+
+
+def plain_gradients(model: Path, objective: str) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
+    """The objective written out for one sequence at a time, by plain autograd on the whole model."""
+    actor = make_spec(model, actor=OBJECTIVES[objective]).actor
+    lm = LlamaForCausalLM.from_pretrained(model)
+    samples = [s for s in batch(objective) if s.mask and s.response_ids]
+    tokens, sequences = sum(len(s.response_ids) for s in samples), len(samples)
+    loss, clipped, entropies = torch.zeros(()), 0, 0.0
+    for s in samples:
+        log_probs, every = plain_log_probs(lm, s)
+        old = log_probs.detach() if s.old_log_probs is None else s.old_log_probs
+        ratio = (log_probs - old).exp()
+        low = 1 - (actor.clip_ratio_low or actor.clip_ratio)
+        high = 1 + (actor.clip_ratio_high or actor.clip_ratio)
+        token_losses = []
+        for r in ratio:
+            cost = torch.maximum(-s.advantage * r, -s.advantage * r.clamp(low, high))
+            clipped += int((-s.advantage * r.clamp(low, high) > -s.advantage * r).item())
+            token_losses.append(torch.minimum(cost, torch.tensor(-3.0 * s.advantage)) if s.advantage < 0 else cost)
+        token_loss = torch.stack(token_losses)
+        if actor.use_kl_loss:
+            d = log_probs - s.ref_log_probs
+            token_loss = token_loss + actor.kl_loss_coef * {
+                "kl": d, "abs": d.abs(), "mse": d * d / 2, "low_var_kl": (torch.exp(-d) + d - 1).clamp(-10, 10)
+            }[actor.kl_loss_type]  # fmt: skip
+        entropy = torch.distributions.Categorical(logits=every).entropy()
+        entropies += entropy.sum().item()
+        token_loss = token_loss - actor.entropy_coeff * entropy
+        loss = (
+            loss
+            + {
+                "token-mean": token_loss.sum() / tokens,
+                "seq-mean-token-sum": token_loss.sum() / sequences,
+                "seq-mean-token-mean": token_loss.mean() / sequences,
+                "seq-mean-token-sum-norm": token_loss.sum() / sequences / 9,
+            }[actor.loss_agg_mode]
+        )
+    loss.backward()
+    metrics = {"pg_clipfrac": clipped / tokens, "entropy": entropies / tokens}
+    return {name: parameter.grad for name, parameter in lm.named_parameters()}, metrics
+
+
+def gradients(rank: int, world_size: int, model: str) -> dict[str, Any]:
+    """Gradients and metrics of each objective and cut; rank 1 holds a third of the samples."""
+    results: dict[str, Any] = {}
+    for objective, options in OBJECTIVES.items():
+        samples = batch(objective)
+        own = samples if world_size == 1 else (samples[:8], samples[8:])[rank]
+        for cut, cut_options in CUTS.items():
+            for reshard in (False, True):
+                spec = make_spec(Path(model), actor=options | cut_options)
+                actor = FsdpActor(
+                    spec, rank=rank, world_size=world_size, device=CPU, total_updates=1, reshard_after_forward=reshard
+                )
+                grads: dict[str, torch.Tensor] = {}
+
+                def record(actor: FsdpActor = actor, grads: dict[str, torch.Tensor] = grads) -> None:
+                    for name, parameter in actor.model.named_parameters():
+                        grads[name.removeprefix("lm.")] = parameter.grad.full_tensor().clone()
+
+                actor.spec.actor.grad_clip = 1e6
+                actor.optimizer.step = record
+                metrics = actor.update(own)
+                results[f"{objective} | {cut} | reshard {reshard}"] = (grads, metrics)
+    return results
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_gradients_do_not_depend_on_the_cut_and_equal_plain_autograd(model: Path, world_size: int) -> None:
+    per_rank = on_ranks(world_size, gradients, str(model))
+    for key, (grads, metrics) in per_rank[0].items():
+        expected, expected_metrics = plain_gradients(model, key.split(" | ")[0])
+        assert grads.keys() == expected.keys()
+        for name in expected:
+            torch.testing.assert_close(
+                grads[name], expected[name], atol=1e-5, rtol=1e-4, msg=lambda m, at=f"{key} {name}": f"{at}: {m}"
+            )
+        norm = torch.stack([g.norm() for g in expected.values()]).norm().item()
+        assert metrics["grad_norm"] == pytest.approx(norm, rel=1e-4), key
+        for name, value in expected_metrics.items():
+            assert metrics[name] == pytest.approx(value, rel=1e-4), (key, name)
+        for other in per_rank[1:]:
+            assert other[key][1] == metrics, key
+    assert any(metrics["pg_clipfrac"] > 0 for _, metrics in per_rank[0].values())
+    assert any(metrics["pg_clipfrac_lower"] > 0 for _, metrics in per_rank[0].values())
+
+
+def train(rank: int, world_size: int, model: str) -> dict[str, Any]:
+    """Log-probabilities before and after updates, the parameters handed to a rollout engine, odd batches."""
+    spec = make_spec(Path(model), actor={"useKlLoss": True, "optim": {"lr": 1e-3, "lrWarmupSteps": 1}})
+    actor = FsdpActor(spec, rank=rank, world_size=world_size, device=CPU, total_updates=5)
+    samples = make_samples()
+    own = samples[rank::world_size]
+    before = actor.compute_log_probs(own)
+    for sample, ref in zip(own, actor.compute_log_probs(own, reference=True), strict=True):
+        sample.ref_log_probs = ref
+        sample.rollout_log_probs = [-1.0] * len(sample.response_ids)
+    first = {name: tensor.clone() for name, tensor in actor.full_parameters()}
+    metrics = [actor.update(own), actor.update(own)]
+    after = actor.compute_log_probs(own)
+    second = {name: tensor.clone() for name, tensor in actor.full_parameters()}
+    # All samples on rank 0, then none anywhere.
+    lonely = actor.update(own if rank == 0 else [])
+    nothing = actor.update([Sample(s.prompt_ids, s.response_ids, s.group, mask=False) for s in own])
+    third = {name: tensor.clone() for name, tensor in actor.full_parameters()}
+    broken = Sample([1], [2, 3], 0, advantage=float("inf"), ref_log_probs=torch.zeros(2))
+    not_finite = actor.update([broken])
+    fourth = {name: tensor.clone() for name, tensor in actor.full_parameters()}
+    return {
+        "before": before, "after": after, "ref": actor.compute_log_probs(own, reference=True), "metrics": metrics,
+        "parameters": [first, second, third, fourth], "lonely": lonely, "nothing": nothing, "not_finite": not_finite,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_log_probs_updates_and_parameters(model: Path, world_size: int, tmp_path: Path) -> None:
+    per_rank = on_ranks(world_size, train, str(model))
+    lm = LlamaForCausalLM.from_pretrained(model)
+    samples = make_samples()
+    for rank, result in enumerate(per_rank):
+        with torch.no_grad():
+            expected = [plain_log_probs(lm, s)[0] for s in samples[rank::world_size]]
+        for got, ref, want in zip(result["before"], result["ref"], expected, strict=True):
+            torch.testing.assert_close(got, want, atol=1e-5, rtol=0)
+            torch.testing.assert_close(ref, want, atol=1e-5, rtol=0)
+    first, second, third, fourth = per_rank[0]["parameters"]
+    torch.testing.assert_close(first, dict(lm.named_parameters()), rtol=0, atol=0)
+    lm.load_state_dict(second, strict=False)
+    for rank, result in enumerate(per_rank):
+        with torch.no_grad():
+            expected = [plain_log_probs(lm, s)[0] for s in samples[rank::world_size]]
+        torch.testing.assert_close(result["after"], expected, atol=1e-5, rtol=0)
+        for other, own in zip(result["parameters"], (first, second, third, fourth), strict=True):
+            torch.testing.assert_close(other, own, rtol=0, atol=0)
+
+    warm_up, full = per_rank[0]["metrics"]
+    assert (warm_up["lr"], full["lr"]) == (0.0, 1e-3)
+    assert warm_up["update_skipped"] == 0
+    assert warm_up["grad_norm"] > 0
+    assert warm_up["kl_loss"] == pytest.approx(0.0, abs=1e-6)
+    trained = [s for s in samples if s.trainable]
+    with torch.no_grad():
+        lm.load_state_dict(first, strict=False)
+        differences = torch.cat([(plain_log_probs(lm, s)[0] + 1.0).abs() for s in trained])
+    assert warm_up["rollout_log_prob_diff_mean"] == pytest.approx(differences.mean().item(), rel=1e-4)
+    assert warm_up["rollout_log_prob_diff_max"] == pytest.approx(differences.max().item(), rel=1e-4)
+    assert not torch.equal(first["model.norm.weight"], second["model.norm.weight"])
+
+    assert per_rank[0]["lonely"]["grad_norm"] > 0
+    for odd in ("nothing", "not_finite"):
+        assert all(result[odd]["update_skipped"] == 1 for result in per_rank)
+    torch.testing.assert_close(fourth, third, rtol=0, atol=0)
+
+
+def test_what_cannot_be_loaded_is_the_users_fault(tmp_path: Path, model: Path) -> None:
+    from grpo_trainer.workers.model_loading import load_model
+
+    with pytest.raises(UserInputError, match="nowhere") as missing:
+        load_model(make_spec(tmp_path / "nowhere").model, CPU)
+    assert missing.value.exit_code == 65
+    assert missing.value.reason == "ModelNotLoaded"
+    (tmp_path / "config.json").write_text('{"model_type": "llama", "hidden_size": 8}')
+    with pytest.raises(UserInputError, match="could not be loaded"):
+        load_model(make_spec(tmp_path).model, CPU)
+    with pytest.raises(UserInputError, match="set float32"):
+        load_model(make_spec(model, model={"dtype": "bfloat16"}).model, CPU)
+    with pytest.raises(UserInputError, match="set sdpa"):
+        load_model(make_spec(model, model={"attnImplementation": "flash_attention_2"}).model, CPU)

@@ -1,0 +1,78 @@
+"""Every trainer metric reaches the registry under its contract name and labels; the log line reads as documented."""
+
+from dataclasses import replace
+
+import pytest
+from prometheus_client import generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from grpo_api.metric_names import JOB_LABELS, RESUMED_STEP, TRAINER_METRICS
+from grpo_trainer.metrics import TrainerMetrics, log_line, warnings
+from tests.step_report import REPORT
+
+
+def scrape(metrics: TrainerMetrics) -> dict[str, dict[tuple[str, ...], float]]:
+    """Values by sample name and by the labels other than the job's, in the order of their names."""
+    found: dict[str, dict[tuple[str, ...], float]] = {}
+    for family in text_string_to_metric_families(generate_latest(metrics.registry).decode()):
+        for sample in family.samples:
+            labels = dict(sample.labels)
+            assert [labels.pop(key) for key in JOB_LABELS] == ["team", "arithmetic"]
+            found.setdefault(sample.name, {})[tuple(labels.values())] = sample.value
+    return found
+
+
+def test_every_metric_of_the_contract_is_exported():
+    metrics = TrainerMetrics("team", "arithmetic")
+    metrics.record_step(REPORT, 1000.0)
+    metrics.record_checkpoint(3, 1001.0, 4096)
+    metrics.set(RESUMED_STEP, 0)
+    assert set(scrape(metrics)) == {metric.name for metric in TRAINER_METRICS}
+
+
+def test_values():
+    metrics = TrainerMetrics("team", "arithmetic")
+    metrics.record_step(REPORT, 1000.0)
+    metrics.record_step(replace(REPORT, step=4, kl=None, reward_errors={}), 1020.0)
+    found = scrape(metrics)
+    assert found["grpo_step"] == {(): 4}
+    assert found["grpo_reward_mean"] == {(): 0.25}
+    assert found["grpo_reward_std"][()] == pytest.approx(0.4330127)
+    assert found["grpo_reward_function_mean"] == {("correct",): 0.25}
+    errors = {
+        (cause, "correct"): 2 * (cause == "timeout") for cause in ("exception", "timeout", "crash", "none", "nan")
+    }
+    assert found["grpo_reward_errors_total"] == errors
+    assert found["grpo_step_duration_seconds"][("step",)] == 18.2
+    assert found["grpo_phase_seconds_total"][("update",)] == pytest.approx(19.6)
+    assert found["grpo_tokens_total"] == {("prompt",): 5632, ("response",): 24}
+    assert found["grpo_throughput_tokens_per_second"][()] == pytest.approx(2828 / 18.2)
+    assert found["grpo_response_length_mean_tokens"] == {(): 3}
+    assert found["grpo_kl_mean"] == {(): 0.00042}
+    assert found["grpo_host_memory_bytes"] == {("0",): 300, ("1",): 301}
+    assert found["grpo_last_step_timestamp_seconds"] == {(): 1020}
+
+
+def test_what_was_not_computed_is_absent():
+    metrics = TrainerMetrics("team", "arithmetic")
+    metrics.record_step(replace(REPORT, kl=None, rewards=[], gpu_memory={}, gpu_memory_peak={}), 1000.0)
+    found = scrape(metrics)
+    assert not {"grpo_kl_mean", "grpo_reward_mean", "grpo_gpu_memory_peak_bytes", "grpo_checkpoint_step"} & set(found)
+
+
+def test_log_line():
+    assert log_line(REPORT) == (
+        "step=3/20 reward/mean=0.25 reward/std=0.433 tokens_per_s=155 step_s=18.2 eta_s=310 rollout_s=4.1 "
+        "reward_s=0.05 update_s=9.8 sync_s=3.9 loss=-0.012 kl=0.00042 entropy=1.25 clip_fraction=0 grad_norm=1.2 "
+        "lr=3e-05 response_len=3 truncated=0.25 zero_std=0.5 rollout_mismatch=0.001 reward_errors/correct/timeout=2"
+    )
+    two = replace(REPORT, kl=None, function_means={"correct": 0.5, "short": 1.0}, reward_errors={})
+    assert log_line(two).endswith("rollout_mismatch=0.001 reward/correct=0.5 reward/short=1")
+    assert "kl=" not in log_line(two)
+
+
+def test_warnings():
+    assert warnings(REPORT) == []
+    assert "data.maxResponseLength" in warnings(replace(REPORT, truncated=1.0))[0]
+    assert "teaches nothing" in warnings(replace(REPORT, zero_std_groups=1.0))[0]
+    assert "no response has a reward" in warnings(replace(REPORT, rewards=[]))[0]

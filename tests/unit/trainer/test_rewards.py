@@ -1,0 +1,324 @@
+"""Builtin rules, the calling forms of user functions, and a pool that survives whatever they do."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from grpo_api.spec.reward import BuiltinReward, PythonReward, RewardFunction, RewardSpec
+from grpo_trainer.errors import UserInputError
+from grpo_trainer.rewards.builtin import exact_match, make_rule, numbers, numeric, regex
+from grpo_trainer.rewards.pool import RewardPool, RewardRow
+
+
+def row(completion: str, ground_truth: object = "7", **columns: object) -> RewardRow:
+    return RewardRow("What is 3 + 4?", completion, ground_truth, "sums", {"level": 1}, columns)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("-2", [-2]),
+        ("\u22122", [-2]),
+        ("The answer is 1,234.", [1234]),
+        ("3.0", [3]),
+        ("7 - 9 = -2", [7, 9, -2]),
+        ("7-9=-2", [7, 9, -2]),
+        ("(1)-2", [1, 2]),
+        ("1,2345", [1, 2345]),
+        ("$\\boxed{-4}$", [-4]),
+        (".5 and 1e3", [0.5, 1000]),
+        ("It is 5.", [5]),
+        ("-1,000,000.25", [-1000000.25]),
+        ("1e99999999999999999999", [1, 99999999999999999999.0]),
+        ("no number", []),
+    ],
+)
+def test_numbers(text, found):
+    assert [float(number) for number in numbers(text)] == found
+
+
+def test_numeric():
+    assert numeric("7 - 9 = \u22122", "-2") == 1
+    assert numeric("It is 1,234.00", 1234) == 1
+    assert numeric("-2, I think, or 3", "-2") == 0
+    assert numeric("-2, I think, or 3", "-2", first=True) == 1
+    assert numeric("3.14", "3.1416") == 0
+    assert numeric("3.14", "3.1416", tolerance=0.01) == 1
+    assert numeric("seven", "7") == 0
+    assert numeric("72", "48 + 24 = 72\n#### 72") == 1
+    with pytest.raises(ValueError, match="holds no number"):
+        numeric("7", "seven")
+    with pytest.raises(ValueError, match=r"data\.groundTruthKey"):
+        numeric("7", None)
+
+
+def test_exact_match_and_regex():
+    assert exact_match(" Paris\n", "Paris") == 1
+    assert exact_match("paris", "Paris") == 0
+    assert exact_match("paris", "Paris", ignore_case=True) == 1
+    assert regex("<think>\na\n</think> 7", None, pattern="^<think>.*</think>") == 1
+    assert regex("7", None, pattern="^<think>") == 0
+
+
+@pytest.mark.parametrize(
+    ("rule", "params", "error"),
+    [
+        ("numeric", {"pattern": "x"}, "params are first, tolerance"),
+        ("regex", {}, "pattern"),
+        ("regex", {"pattern": "("}, "no regular expression"),
+    ],
+)
+def test_rule_params_are_checked(rule, params, error):
+    with pytest.raises(ValueError, match=error):
+        make_rule(rule, params)
+
+
+VERL = "def compute_score(data_source, solution_str, ground_truth, extra_info):\n"
+
+
+@pytest.fixture
+def pool_of(tmp_path):
+    """Makes pools of inline sources, by function name."""
+    pools = []
+
+    def make(sources: dict[str, str], weights: dict[str, float] | None = None, **spec: object) -> RewardPool:
+        functions = [
+            RewardFunction(name=name, weight=(weights or {}).get(name, 1.0), python=PythonReward(source=source))
+            for name, source in sources.items()
+        ]
+        pools.append(RewardPool(RewardSpec(functions=functions, **({"timeout_seconds": 20} | spec)), str(tmp_path)))
+        return pools[-1]
+
+    yield make
+    for pool in pools:
+        pool.close()
+
+
+MISBEHAVING = f"""
+import os, signal, subprocess, sys
+{VERL}
+    match solution_str:
+        case "hang":
+            while True: pass
+        case "raise": return 1 / 0
+        case "exit": sys.exit(3)
+        case "leave": os._exit(0)
+        case "killed": os.kill(os.getpid(), signal.SIGKILL)
+        case "none": return None
+        case "nan": return float("nan")
+        case "inf": return {{"score": float("inf")}}
+        case "text": return "1.0"
+        case "memory": bytearray(1 << 45)
+        case "print":
+            for _ in range(1000): print("x" * 1000)
+        case "closes": os.closerange(3, 100)
+    return 1.0
+"""
+FATES = {
+    "hang": "timeout",
+    "raise": "exception",
+    "exit": "exception",
+    "leave": "crash",
+    "killed": "crash",
+    "none": "none",
+    "nan": "nan",
+    "inf": "nan",
+    "text": "exception",
+    "memory": "exception",
+    "closes": "crash",
+}
+
+
+@pytest.mark.parametrize("on_error", ["Mask", "Zero"])
+def test_a_bad_sample_costs_itself_alone(pool_of, on_error):
+    pool = pool_of({"fn": MISBEHAVING}, timeout_seconds=1, on_error=on_error)
+    pool.check(row("good"))
+    completions = [text for bad in FATES for text in (bad, "good", "print")]
+    result = pool.score([row(text) for text in completions])
+    failed = 0.0 if on_error == "Zero" else None
+    assert result.rewards == [failed if text in FATES else 1.0 for text in completions]
+    assert result.function_means == {"fn": 1.0}
+    causes = list(FATES.values())
+    assert result.errors == {("fn", cause): causes.count(cause) for cause in causes}
+    assert pool.score([row("good")] * 20).rewards == [1.0] * 20
+
+
+def test_only_the_stuck_worker_is_replaced(pool_of):
+    pool = pool_of({"fn": MISBEHAVING}, timeout_seconds=1, workers=2)
+    pool.score([row("good")] * 50)
+    before = {worker.process.pid for worker in pool._workers}
+    begin = time.monotonic()
+    assert pool.score([row("hang"), *[row("good")] * 20]).rewards == [None, *[1.0] * 20]
+    assert time.monotonic() - begin < 5
+    pool.score([row("good")] * 50)
+    assert len(before & {worker.process.pid for worker in pool._workers}) == 1
+
+
+def test_an_idle_workers_death_costs_nothing(pool_of):
+    pool = pool_of({"fn": MISBEHAVING}, workers=2)
+    pool.score([row("good")] * 20)
+    for worker in pool._workers:
+        os.kill(worker.process.pid, signal.SIGKILL)
+        os.waitid(os.P_PID, worker.process.pid, os.WEXITED | os.WNOWAIT)
+    result = pool.score([row("good")] * 20)
+    assert result.rewards == [1.0] * 20
+    assert not result.errors
+
+
+def test_children_of_a_stuck_call_are_killed_with_it(pool_of, tmp_path):
+    pid_file = tmp_path / "pid"
+    source = (
+        f"import subprocess\n{VERL}    child = subprocess.Popen(['sleep', '600'])\n"
+        f"    open({str(pid_file)!r}, 'w').write(str(child.pid))\n    child.wait()\n"
+    )
+    assert pool_of({"fn": source}, timeout_seconds=1).score([row("x")]).errors == {("fn", "timeout"): 1}
+    child = int(pid_file.read_text())
+    deadline = time.monotonic() + 5
+    while os.path.exists(f"/proc/{child}") and "Z" not in Path(f"/proc/{child}/stat").read_text().split():
+        assert time.monotonic() < deadline, "the call's child still runs"
+        time.sleep(0.05)
+
+
+def test_output_of_a_call_is_capped(pool_of, capfd):
+    pool_of({"fn": MISBEHAVING}).score([row("print")] * 3)
+    printed = capfd.readouterr().err
+    assert printed.count("[output cut]") == 3
+    assert 3 * 2000 <= len(printed) < 3 * 2100
+
+
+def test_closing_ends_every_worker(pool_of):
+    pool = pool_of({"fn": MISBEHAVING})
+    pool.score([row("good")])
+    processes = [worker.process for worker in pool._workers]
+    pool.close()
+    assert processes
+    assert all(process.poll() is not None for process in processes)
+
+
+def test_workers_see_no_gpu_and_import_no_torch(pool_of):
+    source = (
+        f"import os, sys\nclean = not {{'torch', 'ray', 'transformers'}} & set(sys.modules)\n{VERL}"
+        "    return float(clean and os.environ['CUDA_VISIBLE_DEVICES'] == '')\n"
+    )
+    assert pool_of({"fn": source}).score([row("x")]).rewards == [1.0]
+
+
+def test_verl_arguments_and_dict_result(pool_of):
+    source = (
+        f"{VERL}    assert (data_source, extra_info) == ('sums', {{'level': 1}})\n"
+        "    return {'score': float(solution_str == ground_truth), 'other': 1}\n"
+    )
+    assert pool_of({"fn": source}).score([row("7"), row("8")]).rewards == [1.0, 0.0]
+
+
+def test_verl_subset_and_async(pool_of):
+    source = (
+        "import asyncio\nasync def compute_score(solution_str, ground_truth=None, **more):\n"
+        "    await asyncio.sleep(0)\n    return len(more)\n"
+    )
+    assert pool_of({"fn": source}).score([row("7")]).rewards == [2.0]
+
+
+TRL = """
+calls = 0
+def compute_score(prompts, completions, answer, **columns):
+    global calls
+    calls += 1
+    assert columns["ground_truth"] == ["7"] * len(prompts)
+    for text in completions:
+        if text == "bad": raise KeyError("broken")
+        while text == "hang": pass
+    return [None if text == "skip" else len(completions) + 10.0 * (text == a) for text, a in zip(completions, answer)]
+"""
+
+
+def test_trl_gets_the_whole_batch(pool_of):
+    pool = pool_of({"fn": TRL})
+    pool.check(row("7", answer="7"))
+    result = pool.score([row("7", answer="7"), row("8", answer="7"), row("skip", answer="7")])
+    assert result.rewards == [13.0, 3.0, None]
+    assert result.errors == {("fn", "none"): 1}
+
+
+def test_trl_batch_that_fails_is_scored_by_the_sample(pool_of):
+    pool = pool_of({"fn": TRL}, timeout_seconds=1)
+    result = pool.score([row(text, answer="7") for text in ("7", "bad", "8", "hang")])
+    assert result.rewards == [11.0, None, 1.0, None]
+    assert result.errors == {("fn", "exception"): 1, ("fn", "timeout"): 1}
+
+
+def test_trl_wrong_length(pool_of):
+    with pytest.raises(UserInputError, match="2 scores for 1 completions"):
+        pool_of({"fn": "def compute_score(completions, **_): return [1, 2]"}).check(row("7"))
+
+
+def test_weighted_sum_and_means(pool_of):
+    sources = {
+        "right": f"{VERL}    return solution_str == ground_truth\n",
+        "length": f"{VERL}    return len(solution_str)\n",
+    }
+    result = pool_of(sources, weights={"right": 2.0, "length": -0.5}).score([row("7"), row("seven")])
+    assert result.rewards == [1.5, -2.5]
+    assert result.function_means == {"right": 0.5, "length": 3.0}
+
+
+def test_a_sample_needs_every_function(pool_of):
+    sources = {"fn": MISBEHAVING, "length": f"{VERL}    return len(solution_str)\n"}
+    result = pool_of(sources).score([row("good"), row("raise")])
+    assert result.rewards == [5.0, None]
+    assert result.function_means == {"fn": 1.0, "length": 4.5}
+
+
+def test_builtin_rules_run_in_the_pool():
+    # The pattern backtracks without end on this text: a builtin can hang too.
+    functions = [RewardFunction(name="r", builtin=BuiltinReward(rule="regex", params={"pattern": "(a+)+$"}))]
+    pool = RewardPool(RewardSpec(functions=functions, timeout_seconds=1))
+    assert pool.score([row("aaa"), row("a" * 60 + "b")]).rewards == [1.0, None]
+    pool.close()
+
+
+@pytest.mark.parametrize(
+    ("source", "reason", "message"),
+    [
+        (f"{VERL}    return (1\n", "RewardSyntaxError", "my-fn.py, line 2: SyntaxError"),
+        (
+            f"import nothing_like_this\n{VERL}    return 1\n",
+            "RewardImportError",
+            "my-fn.py, line 1: ModuleNotFoundError",
+        ),
+        (f"x = 1 / 0\n{VERL}    return 1\n", "RewardImportError", "line 1: ZeroDivisionError: division by zero"),
+        ("def score(): pass", "RewardImportError", "compute_score is not defined in the source, which defines score"),
+        ("def compute_score(text): pass", "RewardSignatureError", r"prompts, completions, \*\*columns"),
+        (
+            f"{VERL}    x = 1\n    return x / 0\n",
+            "RewardError",
+            "my-fn.py, line 3, in compute_score: ZeroDivisionError",
+        ),
+        (f"{VERL}    return 'high'\n", "RewardError", "returned str 'high'; a score must be a number"),
+        (f"{VERL}    return {{'acc': 1}}\n", "RewardError", "must hold `score`"),
+        (f"{VERL}    while True: pass\n", "RewardTimeout", r"line 2, in compute_score: .*timeoutSeconds \(1 s\)"),
+        (f"import os\n{VERL}    os._exit(7)\n", "RewardError", "its process ended .code 7. during the call"),
+        ("import os\nos.abort()", "RewardImportError", "signal 6.* 3 times in a row"),
+    ],
+)
+def test_check_refuses(pool_of, source, reason, message):
+    with pytest.raises(UserInputError, match=message) as caught:
+        pool_of({"my-fn": source}, timeout_seconds=1).check(row("7"))
+    assert caught.value.reason == reason
+    assert caught.value.exit_code == 65
+
+
+def test_check_names_the_rule_with_bad_params():
+    functions = [RewardFunction(name="digits", builtin=BuiltinReward(rule="regex", params={"patern": "x"}))]
+    pool = RewardPool(RewardSpec(functions=functions))
+    with pytest.raises(UserInputError, match=r"digits: rule regex.*params are pattern, ignore_case"):
+        pool.check(row("7"))
+    pool.close()
+
+
+def test_a_mounted_source_wins_over_the_spec(pool_of, tmp_path):
+    (tmp_path / "fn.py").write_text(f"{VERL}    return 3\n")
+    assert pool_of({"fn": f"{VERL}    return 1\n"}).score([row("7")]).rewards == [3.0]

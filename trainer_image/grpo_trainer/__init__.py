@@ -1,0 +1,1 @@
+"""The program inside a GRPOJob's pods."""

@@ -1,0 +1,30 @@
+"""One process of the reward pool: `python -m grpo_trainer.rewards.worker <socket fd>`. It imports no torch itself."""
+
+import sys
+from typing import Any
+
+from grpo_api.rewards.function import as_score
+from grpo_api.rewards.rows import RewardRow
+from grpo_api.rewards.worker import Scorer, load_python, serve
+from grpo_trainer.rewards.builtin import make_rule
+
+
+class _Rule:
+    """A builtin rule with the face of a user's function."""
+
+    whole_batch = False
+    line = None
+
+    def __init__(self, rule: str, params: dict[str, Any]) -> None:
+        self._rule = make_rule(rule, params)
+
+    def __call__(self, rows: list[RewardRow]) -> list[float | None]:
+        return [as_score(self._rule(rows[0].completion, rows[0].ground_truth))]
+
+
+def _load(item: dict[str, Any]) -> Scorer:
+    return _Rule(item["rule"], item["params"]) if "rule" in item else load_python(item)
+
+
+if __name__ == "__main__":
+    serve(int(sys.argv[1]), _load)

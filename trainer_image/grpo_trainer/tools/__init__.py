@@ -1,0 +1,1 @@
+"""Makes the models of the demo image, while it is built."""

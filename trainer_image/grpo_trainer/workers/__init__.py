@@ -1,0 +1,1 @@
+"""Processes that hold the model."""
