@@ -50,7 +50,7 @@ def explain(item: Mapping[str, Any], root: Model, prefix: str = "") -> FieldErro
     elif kind in ("quantity", "rule"):
         message = str(item["msg"])
     elif kind == "string_pattern_mismatch":
-        message = _pattern(str(value), context["pattern"])
+        message = _pattern(str(value), context["pattern"], field)
     elif kind.startswith(("string_too", "too_")):
         message = _length(kind, value, context)
     elif kind in ("greater_than", "greater_than_equal", "less_than", "less_than_equal", "finite_number"):
@@ -122,9 +122,11 @@ def _choice(value: Any, options: list[str]) -> str:
     return f"{message}; did you mean {by_lower[found[0]]}?" if found and len(options) > 1 else message
 
 
-def _pattern(value: str, pattern: str) -> str:
+def _pattern(value: str, pattern: str, field: Any) -> str:
     if pattern == r"^/":
         return f"must be an absolute path: try /{value}"
+    if "/" in pattern:
+        return str(field.json_schema_extra["x-kubernetes-validations"][0]["message"])
     dns = "".join(character if character.isalnum() and character.isascii() else "-" for character in value.lower())
     dns = "-".join(part for part in dns.split("-") if part)[:63].strip("-")
     if "A-Z" in pattern:

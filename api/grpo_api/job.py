@@ -10,11 +10,11 @@ from grpo_api.batch_plan import BatchPlan, make_batch_plan
 from grpo_api.errors import FieldError, InvalidJobError
 from grpo_api.explain import explain, similar
 from grpo_api.fields import as_admitted, fields
-from grpo_api.names import MAX_JOB_NAME_LENGTH
+from grpo_api.names import CONTROLLER, MAX_JOB_NAME_LENGTH
 from grpo_api.spec.root import GRPOJobSpec
 from grpo_api.validation import validate_spec
 
-__all__ = ["JOB_NAME_RULE", "GRPOJob", "GRPOJobSpec", "parse_job"]
+__all__ = ["JOB_NAME_RULE", "GRPOJob", "GRPOJobSpec", "is_managed_elsewhere", "parse_job"]
 
 JOB_NAME_PATTERN = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
 JOB_NAME_RULE = cel(
@@ -50,6 +50,12 @@ class GRPOJob(ApiModel):
     def dump(self) -> dict[str, Any]:
         """As JSON-ready dict, camelCase, every default written out: the form of the trainer's job file."""
         return self.model_dump(mode="json", by_alias=True, exclude_none=True)
+
+
+def is_managed_elsewhere(raw: dict[str, Any]) -> bool:
+    """Whether `runPolicy.managedBy` gives the job to another controller. Of a raw object, valid or not."""
+    manager = (raw.get("spec", {}).get("runPolicy") or {}).get("managedBy")
+    return manager not in (None, CONTROLLER)
 
 
 def parse_job(raw: dict[str, Any]) -> GRPOJob:

@@ -11,6 +11,8 @@ PLURAL = "grpojobs"
 SINGULAR = "grpojob"
 SHORT_NAME = "grpo"
 FIELD_MANAGER = "grpo-operator"
+CONTROLLER = f"{GROUP}/operator"
+"""This operator, in `runPolicy.managedBy`."""
 
 MAX_JOB_NAME_LENGTH = 52
 

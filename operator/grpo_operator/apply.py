@@ -1,17 +1,16 @@
-"""Carries out a plan: one status patch, then deletions, then creations, then Events."""
+"""Carries out a plan: one status patch, then deletions, then creations."""
 
-import hashlib
 from datetime import datetime
 from typing import Any
 
 from grpo_api import names
-from grpo_operator import status as statuses
 from grpo_operator.cache import Cache, key_of
 from grpo_operator.kube import Kube, KubeError, Object
 from grpo_operator.observe import CreateFault
 from grpo_operator.plan import Plan
 from grpo_operator.policies.podstate import seconds_since
-from grpo_operator.reasons import Cause, Reason
+from grpo_operator.policies.refusal import refusal
+from grpo_operator.reasons import Reason
 
 FORCE_AFTER_SECONDS = 90.0
 """A pod that is still there this long after its deletion is deleted without grace."""
@@ -77,11 +76,8 @@ async def create_all(kube: Kube, cache: Cache, job: Object, plan: Plan) -> Creat
                 if (fault := await _take_ours(kube, cache, job, manifest)) is None:
                     continue
                 return fault
-            if error.code in (400, 403, 404, 422):
-                reason = Reason.QUOTA_EXCEEDED if "exceeded quota" in error.message else Reason.CREATE_REFUSED
-                # Admission (quota, webhooks) may change its mind; the API server's own validation does not.
-                final = error.code == 422 or (error.code == 400 and "admission webhook" not in error.message)
-                return CreateFault(reason, f"{kind} {metadata['name']}: {error.message}", final)
+            if (refused := refusal(kind, metadata["name"], error.code, error.message)) is not None:
+                return refused
             raise
         cache.put_child(kind, made)
     return None
@@ -116,79 +112,3 @@ async def _take_ours(kube: Kube, cache: Cache, job: Object, manifest: Object) ->
         "or give the job another name"
     )
     return CreateFault(Reason.NAME_CONFLICT, message)
-
-
-def events(old: dict[str, Any], new: dict[str, Any]) -> list[tuple[str, str, str]]:
-    """(type, reason, message) of what a person wants to read in `kubectl describe` between two statuses."""
-    told: list[tuple[str, str, str]] = []
-    state, reason, message = new.get("state", ""), new.get("reason", ""), new.get("message", "")
-    if (entry := statuses.new_restart(old, new)) is not None:
-        told.append(("Warning", "Restarting", f"attempt {new['attempt']}: {entry['cause']}: {message}"))
-        return told
-    if new.get("createdAttempt") is not None and new.get("createdAttempt") != old.get("createdAttempt"):
-        total = (new.get("nodes") or {}).get("total")
-        told.append(("Normal", "PodsCreated", f"{total} pods of attempt {new['createdAttempt']}"))
-    if state != old.get("state"):
-        if state == names.State.RUNNING:
-            told.append(("Normal", "Training", _training(new)))
-        elif state == names.State.SUCCEEDED:
-            told.append(("Normal", "Succeeded", message))
-        elif state == names.State.FAILED:
-            told.append(("Warning", "Failed", f"{reason}: {message}"))
-        elif state == names.State.SUSPENDED:
-            told.append(("Normal", reason, message))
-    if reason == Reason.RESUMED and reason != old.get("reason"):
-        told.append(("Normal", reason, message))
-    saved, before = new.get("checkpoint") or {}, old.get("checkpoint") or {}
-    if saved.get("step") is not None and saved.get("step") != before.get("step"):
-        told.append(("Normal", "Checkpoint", f"step {saved['step']} is saved at {saved.get('path', '')}"))
-    ordinary = {Reason.CREATING_PODS, Reason.WAITING_FOR_SCHEDULER, Reason.STARTING, Reason.BACKOFF, Reason.RESTARTING}
-    waiting = state in (names.State.PENDING, names.State.SCHEDULING, names.State.STARTING, names.State.RESTARTING)
-    pulling = {reason, old.get("reason")} <= {"ErrImagePull", "ImagePullBackOff"}  # the kubelet goes to and fro
-    if (
-        waiting
-        and not pulling
-        and reason != old.get("reason")
-        and reason not in ordinary | {Reason.RESUMED} | set(Cause)
-    ):
-        told.append(("Warning", reason, message))
-    return told
-
-
-def _training(new: dict[str, Any]) -> str:
-    attempt, last = new.get("attempt", 0), (new.get("restarts") or [{}])[-1]
-    resumed = last.get("fromStep") if last.get("attempt") == attempt - 1 else None
-    origin = f" on from step {resumed}" if resumed is not None else ""
-    return f"all pods are ready; attempt {attempt} trains{origin}"
-
-
-async def emit(kube: Kube, job: Object, told: list[tuple[str, str, str]], now: datetime, identity: str) -> None:
-    """Write Events. One that is refused is dropped: nothing rests on Events."""
-    metadata = job["metadata"]
-    for kind, reason, message in told:
-        digest = hashlib.sha256(f"{metadata['uid']}{reason}{message}{now.timestamp()}".encode()).hexdigest()[:16]
-        body: Object = {
-            "apiVersion": "v1",
-            "kind": "Event",
-            "metadata": {"name": f"{metadata['name']}.{digest}", "namespace": metadata["namespace"]},
-            "involvedObject": {
-                "apiVersion": names.API_VERSION,
-                "kind": names.KIND,
-                "name": metadata["name"],
-                "namespace": metadata["namespace"],
-                "uid": metadata["uid"],
-            },
-            "type": kind,
-            "reason": reason,
-            "message": message[:1024],
-            "source": {"component": names.FIELD_MANAGER},
-            "reportingComponent": names.FIELD_MANAGER,
-            "reportingInstance": identity[:128],
-            "firstTimestamp": statuses.timestamp(now),
-            "lastTimestamp": statuses.timestamp(now),
-            "count": 1,
-        }
-        try:
-            await kube.create("Event", body)
-        except KubeError:
-            return

@@ -65,10 +65,10 @@ class Kube:
                 return None
             raise
 
-    async def list(self, kind: str, namespace: str = "", selector: str = "") -> list[Object]:
-        """Objects of one namespace, or of all. Items carry no kind; their list says it once."""
-        query = f"?{urlencode({'labelSelector': selector})}" if selector else ""
-        answer = await self._request("GET", _path(kind, namespace) + query, "list", kind)
+    async def list(self, kind: str, namespace: str = "", selector: str = "", fields: str = "") -> list[Object]:
+        """Objects of one namespace, or of all, by labels and fields. Items carry no kind; their list says it once."""
+        query = urlencode({k: v for k, v in (("labelSelector", selector), ("fieldSelector", fields)) if v})
+        answer = await self._request("GET", _path(kind, namespace) + (f"?{query}" if query else ""), "list", kind)
         return list(answer.get("items") or [])
 
     async def create(self, kind: str, body: Object) -> Object:
@@ -79,6 +79,11 @@ class Kube:
     async def replace(self, kind: str, body: Object) -> Object:
         metadata = body["metadata"]
         return await self._request("PUT", _path(kind, metadata["namespace"], metadata["name"]), "update", kind, body)
+
+    async def patch(self, kind: str, namespace: str, name: str, change: Object) -> Object:
+        """Merge into an object."""
+        path = _path(kind, namespace, name)
+        return await self._request("PATCH", path, "patch", kind, change, "application/merge-patch+json")
 
     async def patch_status(self, kind: str, namespace: str, name: str, uid: str, status: Object) -> Object:
         """Merge into the status of the object with this UID; a namesake that was made since is a conflict."""

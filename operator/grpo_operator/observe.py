@@ -33,10 +33,18 @@ class Observed:
     native_gang: bool = False
     create_fault: CreateFault | None = None
     default_image: str = ""
+    pod_events: dict[str, tuple[str, str]] = field(default_factory=dict)
+    """(reason, message) of what a pod's Events say of why it does not start, by its UID; where they have been read."""
 
 
 def observe(
-    cache: Cache, key: Key, *, head_report: HeadReport | None, create_fault: CreateFault | None, default_image: str
+    cache: Cache,
+    key: Key,
+    *,
+    head_report: HeadReport | None,
+    create_fault: CreateFault | None,
+    default_image: str,
+    pod_events: dict[str, tuple[str, str]] | None = None,
 ) -> Observed | None:
     """The job's state, or None where it does not exist."""
     job = cache.job(key)
@@ -52,6 +60,7 @@ def observe(
         native_gang=cache.native_gang,
         create_fault=create_fault,
         default_image=default_image,
+        pod_events=pod_events or {},
     )
 
 

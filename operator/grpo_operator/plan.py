@@ -2,7 +2,8 @@
 
 The order of decisions, each of which ends the plan:
 
-1. a job that is being deleted gets nothing; a job that has ended gets clean-up only, and is deleted after its TTL;
+1. a job that is being deleted, or that another controller manages, gets nothing; a job that has ended gets clean-up
+   only, and is deleted after its TTL;
 2. an invalid spec fails the job (its sections cannot change);
 3. a suspended job loses its pods and keeps its claim;
 4. pods of earlier attempts are deleted, and the next attempt waits until they are gone;
@@ -21,12 +22,12 @@ from typing import Any
 from grpo_api import names
 from grpo_api.batch_plan import make_batch_plan
 from grpo_api.errors import InvalidJobError
-from grpo_api.job import GRPOJob, parse_job
+from grpo_api.job import GRPOJob, is_managed_elsewhere, parse_job
 from grpo_api.names import Condition, State
 from grpo_operator import children_of, status
 from grpo_operator.kube import Object
 from grpo_operator.observe import Observed
-from grpo_operator.policies import limits, placement, podstate, problems, restart
+from grpo_operator.policies import limits, phase, placement, podstate, problems, restart
 from grpo_operator.reasons import Cause, Reason
 
 MAX_RESTART_ENTRIES = 20
@@ -42,6 +43,8 @@ class Plan:
     wake_after: float | None = None
     again: bool = False
     """Plan again as soon as the status is written."""
+    stuck: Object | None = None
+    """A pod that does not start: its Events may say why."""
 
     def wake(self, seconds: float | None) -> None:
         """Look again after `seconds`; of several times the earliest counts."""
@@ -53,7 +56,7 @@ def plan(observed: Observed, now: datetime) -> Plan:
     job, old = observed.job, observed.job.get("status") or {}
     new = copy.deepcopy(old)
     made = Plan(status=new)
-    if job["metadata"].get("deletionTimestamp"):
+    if job["metadata"].get("deletionTimestamp") or is_managed_elsewhere(job):
         return made
     if old.get("state") in names.TERMINAL_STATES:
         _clean_up(made, observed)
@@ -69,7 +72,7 @@ def plan(observed: Observed, now: datetime) -> Plan:
     except InvalidJobError as error:
         message = "\n".join(str(fault) for fault in error.faults)
         status.set_condition(new, Condition.VALID, "False", Reason.INVALID_SPEC, message, now)
-        _end(new, State.FAILED, Reason.INVALID_SPEC, message, now)
+        phase.end(new, State.FAILED, Reason.INVALID_SPEC, message, now)
         _clean_up(made, observed)
         return made
     status.set_condition(new, Condition.VALID, "True", Reason.SPEC_VALID, "", now)
@@ -123,7 +126,7 @@ def _go_on(made: Plan, observed: Observed, job: GRPOJob, now: datetime) -> None:
     status.set_nodes(new, sum(map(podstate.is_ready, pods)), total)
     too_long, left = limits.deadline(new, job.spec.run_policy, now)
     if too_long is not None and not _head_succeeded(pods):
-        _end(new, State.FAILED, Reason.DEADLINE, too_long, now)
+        phase.end(new, State.FAILED, Reason.DEADLINE, too_long, now)
         made.again = True
         return
     made.wake(left)
@@ -133,22 +136,24 @@ def _go_on(made: Plan, observed: Observed, job: GRPOJob, now: datetime) -> None:
         restarting = last.get("attempt") == attempt - 1
         why = f"; {last['message']}" if restarting else ""
         state, reason = (State.RESTARTING, Reason.RESTARTING) if restarting else (State.PENDING, Reason.RESUMED)
-        _not_running(new, state, reason, f"waits until the pods of attempt {attempt - 1} are gone{why}", now)
+        phase.not_running(new, state, reason, f"waits until the pods of attempt {attempt - 1} are gone{why}", now)
         return
     expected = [names.pod_name(job.name, rank) for rank in range(total)]
     if _head_succeeded(pods):
         message = f"rank 0 ended well after step {(new.get('progress') or {}).get('step', '?')}"
-        _end(new, State.SUCCEEDED, Reason.SUCCEEDED, message, now)
+        phase.end(new, State.SUCCEEDED, Reason.SUCCEEDED, message, now)
         made.again = True
         return
     if fault := restart.user_fault(pods):
-        _end(new, State.FAILED, fault.reason, fault.message, now)
+        phase.end(new, State.FAILED, fault.reason, fault.message, now)
         made.again = True
         return
     complete = new.get("createdAttempt") == attempt
     loss = restart.find_loss(pods, expected, complete, now)
     if loss is not None and loss.wait_seconds > 0:
         made.wake(loss.wait_seconds)
+        message = f"{loss.message}; the gang restarts as soon as the peer's own state tells why"
+        phase.not_running(new, State.RESTARTING, loss.cause, message, now)
         return
     if loss is None:
         timeout = job.spec.gang_scheduling.schedule_timeout_seconds
@@ -168,14 +173,16 @@ def _go_on(made: Plan, observed: Observed, job: GRPOJob, now: datetime) -> None:
             made.wake((start - now).total_seconds())
             # The time and not the seconds left: the status is then written once.
             message = f"attempt {attempt} starts at {status.timestamp(start)}; {new['restarts'][-1]['message']}"
-            _not_running(new, State.RESTARTING, Reason.BACKOFF, message, now)
+            phase.not_running(new, State.RESTARTING, Reason.BACKOFF, message, now)
             return
     if observed.create_fault and observed.create_fault.final:
-        _end(new, State.FAILED, Reason.INVALID_SPEC, observed.create_fault.message, now)
+        phase.end(new, State.FAILED, Reason.INVALID_SPEC, observed.create_fault.message, now)
         made.again = True
         return
     if _make_children(made, observed, job, attempt, pods, now):
-        made.wake(_compute_state(new, observed, pods, total, now))
+        made.wake(phase.compute(new, observed, pods, total, now))
+        made.stuck, left = problems.stuck_pod(pods, now)
+        made.wake(left)
 
 
 def _restart(made: Plan, loss: restart.Loss, job: GRPOJob, now: datetime) -> None:
@@ -186,7 +193,7 @@ def _restart(made: Plan, loss: restart.Loss, job: GRPOJob, now: datetime) -> Non
     if failures > limit:
         new["failures"] = failures
         message = f"{loss.message}; that is failure {failures}, and runPolicy.maxRestarts is {limit}"
-        _end(new, State.FAILED, Reason.MAX_RESTARTS, message, now)
+        phase.end(new, State.FAILED, Reason.MAX_RESTARTS, message, now)
         made.again = True
         return
     entry: dict[str, Any] = {
@@ -204,7 +211,7 @@ def _restart(made: Plan, loss: restart.Loss, job: GRPOJob, now: datetime) -> Non
     new["attempt"] += 1
     new.pop("createdAttempt", None)
     origin = f"from step {step} or a newer one" if step is not None else "from the start, unless a checkpoint is found"
-    _not_running(new, State.RESTARTING, str(loss.cause), f"{loss.message}; the gang restarts {origin}", now)
+    phase.not_running(new, State.RESTARTING, str(loss.cause), f"{loss.message}; the gang restarts {origin}", now)
     made.again = True
 
 
@@ -215,7 +222,7 @@ def _make_children(
     wanted, gang, fault = children_of.wanted(job, attempt, observed)
     made.status["gang"] = gang
     if fault is not None:
-        _not_running(made.status, State.PENDING, Reason.UNSCHEDULABLE, fault, now)
+        phase.not_running(made.status, State.PENDING, Reason.UNSCHEDULABLE, fault, now)
         return False
     present = {*observed.children, *(("Pod", pod["metadata"]["name"]) for pod in pods)}
     made.create = [item for item in wanted if (item["kind"], item["metadata"]["name"]) not in present]
@@ -229,56 +236,6 @@ def _make_children(
     return True
 
 
-def _compute_state(
-    new: dict[str, Any], observed: Observed, pods: list[Object], total: int, now: datetime
-) -> float | None:
-    """State, reason and conditions of a gang that nothing is wrong with, or that cannot start yet.
-
-    Returns the seconds after which an obstacle is worth telling, if it still stands then.
-    """
-    scheduled = sum(map(podstate.is_scheduled, pods))
-    fault, problem, wait = observed.create_fault, problems.pod_problem(pods), None
-    if problem is None and scheduled < total:
-        claims = [item for (kind, _), item in observed.children.items() if kind == "PersistentVolumeClaim"]
-        problem, wait = problems.placement_problem(pods, claims, now)
-    if scheduled == total:
-        status.set_condition(new, Condition.SCHEDULED, "True", Reason.ALL_PODS_SCHEDULED, f"{total} pods", now)
-    elif len(pods) == total:
-        reason, message = problem or (Reason.WAITING_FOR_SCHEDULER, f"{scheduled} of {total} pods are scheduled")
-        status.set_condition(new, Condition.SCHEDULED, "False", reason, message, now)
-    if len(pods) < total:
-        reason, message = (fault.reason, fault.message) if fault else (str(Reason.CREATING_PODS), "")
-        state = State.RESTARTING if new["attempt"] and new.get("state") == State.RESTARTING else State.PENDING
-        _not_running(new, state, reason, message, now)
-    elif problem is not None and scheduled < total:
-        _not_running(new, State.SCHEDULING, *problem, now)
-    elif scheduled < total:
-        message = f"{scheduled} of {total} pods are scheduled"
-        _not_running(new, State.SCHEDULING, Reason.WAITING_FOR_SCHEDULER, message, now)
-    elif problem is not None:
-        _not_running(new, State.STARTING, *problem, now)
-    elif all(map(podstate.is_ready, pods)) and observed.head_report and observed.head_report.phase in _TRAINING:
-        status.set_state(new, State.RUNNING, Reason.TRAINING, "")
-        status.set_condition(new, Condition.RUNNING, "True", Reason.TRAINING, "", now)
-    elif new.get("state") == State.RUNNING and new.get("createdAttempt") == new["attempt"]:
-        pass  # a probe or a progress poll that failed once says nothing; pods that end are told by their phase
-    else:
-        ready = sum(map(podstate.is_ready, pods))
-        phase = observed.head_report.phase if observed.head_report else "starting"
-        _not_running(new, State.STARTING, Reason.STARTING, f"{ready} of {total} pods are ready; head: {phase}", now)
-    return wait
-
-
-_TRAINING = frozenset({"training", "saving", "done"})
-
-
-def _not_running(new: dict[str, Any], state: State, reason: str, message: str, now: datetime) -> None:
-    status.set_state(new, state, reason, message)
-    status.set_condition(new, Condition.RUNNING, "False", reason, message, now)
-    if state is State.RESTARTING:
-        status.set_condition(new, Condition.SCHEDULED, "False", reason, message, now)
-
-
 def _present(observed: Observed, attempt: int) -> list[Object]:
     return [pod for pod in observed.pods if podstate.attempt_of(pod) == attempt]
 
@@ -289,14 +246,6 @@ def _head_succeeded(pods: list[Object]) -> bool:
         if podstate.rank_of(pod) == 0 and ended and ended.get("exitCode") == names.ExitCode.DONE:
             return podstate.report(pod) is not None
     return False
-
-
-def _end(new: dict[str, Any], state: State, reason: str, message: str, now: datetime) -> None:
-    status.set_state(new, state, reason, message)
-    status.set_condition(new, Condition.RUNNING, "False", Reason.ENDED, "", now)
-    ended = Condition.SUCCEEDED if state is State.SUCCEEDED else Condition.FAILED
-    status.set_condition(new, ended, "True", reason, message, now)
-    new["completionTime"] = status.timestamp(now)
 
 
 def _clean_up(made: Plan, observed: Observed) -> None:

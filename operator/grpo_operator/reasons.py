@@ -12,12 +12,17 @@ class Reason(StrEnum):
     CLAIM_NOT_BOUND = "ClaimNotBound"
     TRAINER_NOT_RUN = "TrainerNotRun"
     QUOTA_EXCEEDED = "QuotaExceeded"
+    LIMIT_RANGE = "LimitRangeExceeded"
+    POD_SECURITY = "PodSecurityViolation"
+    ADMISSION_DENIED = "AdmissionDenied"
+    ADMISSION_UNAVAILABLE = "AdmissionUnavailable"
     CREATING_PODS = "CreatingPods"
     UNSCHEDULABLE = "Unschedulable"
     WAITING_FOR_SCHEDULER = "WaitingForScheduler"
     ALL_PODS_SCHEDULED = "AllPodsScheduled"
     STARTING = "Starting"
     TRAINING = "Training"
+    NODE_UNREACHABLE = "NodeUnreachable"
     RESTARTING = "Restarting"
     BACKOFF = "RestartBackoff"
     SUSPENDED = "Suspended"
@@ -38,11 +43,17 @@ class Cause(StrEnum):
     PEER_LOST = "PeerLost"
     POD_DELETED = "PodDeleted"
     EVICTED = "Evicted"
+    DRAINED = "Drained"
     PREEMPTED = "Preempted"
     NODE_LOST = "NodeLost"
     SCHEDULE_TIMEOUT = "ScheduleTimeout"
     STALLED = "Stalled"
 
 
-UNCOUNTED = frozenset({Cause.POD_DELETED, Cause.EVICTED, Cause.PREEMPTED, Cause.NODE_LOST, Cause.SCHEDULE_TIMEOUT})
+UNCOUNTED = frozenset(
+    {
+        *(Cause.POD_DELETED, Cause.EVICTED, Cause.DRAINED, Cause.PREEMPTED),
+        *(Cause.NODE_LOST, Cause.SCHEDULE_TIMEOUT),
+    }
+)
 """Causes outside the job: they do not spend `runPolicy.maxRestarts`."""

@@ -3,15 +3,17 @@
 import logging
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 
 from grpo_api import names
-from grpo_operator import apply, metrics
+from grpo_operator import apply, events, metrics
 from grpo_operator.cache import Cache
-from grpo_operator.kube import Kube, Object
+from grpo_operator.kube import Kube, KubeError, Object
 from grpo_operator.observe import CreateFault, observe
 from grpo_operator.plan import plan
 from grpo_operator.policies.podstate import attempt_of, rank_of
+from grpo_operator.policies.problems import from_events
 from grpo_operator.progress import ProgressReader
 from grpo_operator.settings import Settings
 from grpo_operator.workqueue import Key, WorkQueue
@@ -19,7 +21,19 @@ from grpo_operator.workqueue import Key, WorkQueue
 CREATE_RETRY_SECONDS = 10.0
 MAX_ROUNDS = 5
 
+EVENTS_BASE_SECONDS, EVENTS_CAP_SECONDS = 20.0, 300.0
+
 logger = logging.getLogger(__name__)
+
+
+@dataclass
+class StuckPod:
+    """A pod that does not start, and what its Events said of it."""
+
+    uid: str
+    told: dict[str, tuple[str, str]] = field(default_factory=dict)
+    asked: int = 0
+    due: datetime | None = None
 
 
 class Reconciler:
@@ -35,6 +49,8 @@ class Reconciler:
     ) -> None:
         self._kube, self._cache, self._settings, self._reader, self._clock = kube, cache, settings, reader, clock
         self._faults: dict[Key, CreateFault] = {}
+        self._stuck: dict[Key, StuckPod] = {}
+        self._events = events.EventWriter(kube, settings.identity)
         self._patched: dict[Key, float] = {}
         self.queue = WorkQueue(self.reconcile, settings.workers)
 
@@ -54,6 +70,7 @@ class Reconciler:
             head_report=self._reader.report(key),
             create_fault=self._faults.get(key),
             default_image=self._settings.trainer_image,
+            pod_events=self._stuck[key].told if key in self._stuck else None,
         )
         if observed is None:
             self._forget(key)
@@ -72,9 +89,7 @@ class Reconciler:
                 await apply.patch_status(self._kube, self._cache, job, made.status)
                 self._patched[key] = time.monotonic()
                 metrics.count_restart(old, made.status)
-                told = apply.events(old, made.status)
-                if told:
-                    await apply.emit(self._kube, job, told, now, self._settings.identity)
+                await self._events.write(job, events.told(old, made.status), now)
         await apply.delete_all(self._kube, made)
         await apply.force_stuck(self._kube, observed.pods, now)
         fault = await apply.create_all(self._kube, self._cache, job, made)
@@ -89,7 +104,29 @@ class Reconciler:
         if made.wake_after is not None:
             self.queue.add_after(key, made.wake_after + 0.1)
         self._watch_progress(key, made.status, observed.pods)
-        return made.again or bool(made.create)
+        news = await self._ask_why(key, made.stuck, now)
+        return made.again or bool(made.create) or news
+
+    async def _ask_why(self, key: Key, pod: Object | None, now: datetime) -> bool:
+        """Read the Events of a pod that does not start, then again and again, ever less often. True: there is news."""
+        if pod is None:
+            return self._stuck.pop(key, None) is not None
+        uid, held = pod["metadata"]["uid"], self._stuck.get(key)
+        if held is None or held.uid != uid:
+            held = self._stuck[key] = StuckPod(uid)
+        if held.due is not None and (left := (held.due - now).total_seconds()) > 0:
+            self.queue.add_after(key, left)
+            return False
+        pause = min(EVENTS_CAP_SECONDS, EVENTS_BASE_SECONDS * 2**held.asked)
+        held.asked, held.due = held.asked + 1, now + timedelta(seconds=pause)
+        self.queue.add_after(key, pause)
+        try:
+            fields = f"involvedObject.uid={uid},type=Warning"
+            found = from_events(await self._kube.list("Event", pod["metadata"]["namespace"], fields=fields))
+        except KubeError:
+            return False  # not allowed, or not now: the state says what it can without them
+        before, held.told = held.told, {uid: found} if found else {}
+        return held.told != before
 
     def _watch_progress(self, key: Key, status: Object, pods: list[Object]) -> None:
         """Let the reader follow the head pod of the present attempt, and no other."""
@@ -104,6 +141,8 @@ class Reconciler:
     def _forget(self, key: Key) -> None:
         self._faults.pop(key, None)
         self._patched.pop(key, None)
+        self._stuck.pop(key, None)
+        self._events.forget(key)
         self._reader.follow(key, None)
 
 

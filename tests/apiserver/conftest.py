@@ -87,19 +87,22 @@ class Rig:
 
     def run_pods(self, job: str) -> None:
         """As a kubelet would: every pod runs and is ready."""
-        for name in self.wait("pods on nodes", lambda: self._placed(job)):
-            self.set_pod_status(
-                name,
-                {
-                    "phase": "Running",
-                    "podIP": "127.0.0.1",
-                    "podIPs": [{"ip": "127.0.0.1"}],
-                    "conditions": [{"type": "Ready", "status": "True"}],
-                    "containerStatuses": [container_status({"running": {}})],
-                },
-            )
+        for name in self.wait("pods on nodes", lambda: self.placed(job)):
+            self.run_pod(name)
 
-    def _placed(self, job: str) -> list[str]:
+    def run_pod(self, name: str) -> None:
+        self.set_pod_status(
+            name,
+            {
+                "phase": "Running",
+                "podIP": "127.0.0.1",
+                "podIPs": [{"ip": "127.0.0.1"}],
+                "conditions": [{"type": "Ready", "status": "True"}],
+                "containerStatuses": [container_status({"running": {}})],
+            },
+        )
+
+    def placed(self, job: str) -> list[str]:
         pods = self.items("pods", job)
         return list(pods) if len(pods) == 2 and all(pod["spec"].get("nodeName") for pod in pods.values()) else []
 

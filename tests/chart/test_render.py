@@ -91,7 +91,7 @@ def needed():
         kind: {"create", "get", "list", "watch"} | ({"delete"} if kind in ("Pod", *WATCHED_GANG) else set())
         for kind in (*WATCHED_CHILDREN, *WATCHED_GANG)
     }
-    verbs |= {names.KIND: {"delete", "list", "watch"}, "Event": {"create"}}
+    verbs |= {names.KIND: {"delete", "list", "watch"}, "Event": {"create", "list", "patch"}}
     rules = {(names.GROUP, f"{names.PLURAL}/status", "patch")}
     for kind, wanted in verbs.items():
         api_version, plural = RESOURCES[kind]

@@ -33,6 +33,15 @@ _MOUNT_RULES = {
 }
 
 
+_MANAGER = (
+    r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)+/[A-Za-z0-9]([-A-Za-z0-9_./]*[A-Za-z0-9])?$"
+)
+_MANAGER_RULE = cel(
+    f"self.matches('{_MANAGER}')",
+    f"must be a domain and a name, such as kueue.x-k8s.io/multikueue, or {names.CONTROLLER} for this operator",
+)
+
+
 class GangSchedulingSpec(ApiModel):
     """All pods of the gang are placed, or none."""
 
@@ -85,8 +94,23 @@ class CheckpointSpec(ApiModel):
 
 
 class RunPolicySpec(ApiModel):
-    """Life of the job; may change while it runs."""
+    """Life of the job; may change while it runs, but for `managedBy`."""
 
+    model_config = ConfigDict(
+        json_schema_extra=cel_rules(
+            cel(
+                "has(self.managedBy) == has(oldSelf.managedBy) && "
+                "(!has(self.managedBy) || self.managedBy == oldSelf.managedBy)",
+                "managedBy cannot change after creation: delete the job and apply it again",
+                fieldPath=".managedBy",
+            )
+        )
+    )
+    managed_by: str | None = Field(
+        default=None, min_length=3, max_length=63, pattern=_MANAGER, json_schema_extra=cel_rules(_MANAGER_RULE)
+    )
+    """Controller that runs the job, by a domain and a name: with any but `grpo.dev/operator`, such as
+    `kueue.x-k8s.io/multikueue`, this operator leaves the job and its status alone. This operator's where unset."""
     suspend: bool = False
     """Delete the pods, keep the claim; false again resumes from the newest checkpoint."""
     max_restarts: int = Field(default=3, ge=0, le=1000)

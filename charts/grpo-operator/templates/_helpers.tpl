@@ -59,7 +59,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
   verbs: [create, get, list, watch]
 - apiGroups: [""]
   resources: [events]
-  verbs: [create]
+  verbs: [create, list, patch]
 - apiGroups: [scheduling.k8s.io]
   resources: [workloads, podgroups]
   verbs: [create, delete, get, list, watch]

@@ -1,5 +1,6 @@
 """What the pods of a gang say: how one ended, and whether it is ready."""
 
+import re
 from datetime import datetime
 from typing import Any
 
@@ -13,11 +14,22 @@ Object = dict[str, Any]
 
 _DISRUPTIONS = {
     "PreemptionByScheduler": Cause.PREEMPTED,
-    "EvictionByEvictionAPI": Cause.EVICTED,
+    "EvictionByEvictionAPI": Cause.DRAINED,
     "TerminationByKubelet": Cause.EVICTED,
     "DeletionByTaintManager": Cause.NODE_LOST,
     "DeletionByPodGC": Cause.NODE_LOST,
 }
+_KUEUE = "TerminationTarget"
+"""Kueue's condition on pods that it stops; the reason is such as WorkloadEvictedDueToPreempted."""
+_SECRETS = re.compile(
+    r"\b(hf_|sk-|ghp_|github_pat_|glpat-|xox[abp]-|AKIA)[A-Za-z0-9_\-]{8,}"
+    r"|(?<=://)[^\s/@:]+:[^\s/@]+(?=@)"
+    r"|(?i:(?<=bearer )|(?<=basic ))[A-Za-z0-9._~+/=\-]{8,}"
+    r"|(?i:\b[\w-]*(token|password|passwd|secret|api[_-]?key)[\w-]*[\"']?\s*[=:]\s*[\"']?)(?P<value>[^\s\"',;]{6,})"
+)
+"""Tokens of hubs and clouds, passwords in URLs and after words such as `token=`. What a pod says last goes into the
+status, which more people may read than its log."""
+_LAST_WORDS = 1500
 
 
 def rank_of(pod: Object) -> int:
@@ -52,6 +64,14 @@ def terminated(pod: Object) -> Object | None:
     return None
 
 
+def is_unreachable(pod: Object) -> bool:
+    """Whether the pod's node has fallen silent. Then the node controller takes its pods' Ready away and leaves
+    ContainersReady, which is the kubelet's to say; a kubelet sets both."""
+    ready, containers = condition(pod, "Ready"), condition(pod, "ContainersReady")
+    alone = ready.get("status") == "False" and containers.get("status") == "True"
+    return alone and not pod["spec"].get("readinessGates") and not has_ended(pod)
+
+
 def has_ended(pod: Object) -> bool:
     """Whether all containers have ended; the pod's phase says so a moment later than they do."""
     if pod.get("status", {}).get("phase") in ("Succeeded", "Failed"):
@@ -77,6 +97,8 @@ def cause(pod: Object) -> Cause | None:
     disruption = condition(pod, "DisruptionTarget")
     if disruption.get("status") == "True":
         return _DISRUPTIONS.get(disruption.get("reason", ""), Cause.EVICTED)
+    if (queue := condition(pod, _KUEUE)).get("status") == "True":
+        return Cause.PREEMPTED if "Preempted" in queue.get("reason", "") else Cause.EVICTED
     if status.get("reason") in ("Evicted", "NodeShutdown", "Terminated"):
         return Cause.EVICTED
     if status.get("reason") == "NodeLost" or status.get("phase") == "Unknown":
@@ -94,23 +116,29 @@ def cause(pod: Object) -> Cause | None:
     return Cause.FAILED if status.get("phase") == "Failed" else None
 
 
+def last_words(text: str) -> str:
+    """The end of what a container said, without what looks like a secret."""
+
+    def hide(found: re.Match[str]) -> str:
+        kept = found.start("value") - found.start() if found["value"] else 0
+        return found[0][:kept] + "[hidden]"
+
+    return _SECRETS.sub(hide, text.strip())[-_LAST_WORDS:]
+
+
 def describe(pod: Object) -> str:
     """How a pod ended, in a sentence."""
     name = pod["metadata"]["name"]
     if (found := report(pod)) is not None:
-        return f"{name}: {found.reason}: {found.message}".rstrip(": ")
+        return f"{name}: {found.reason}: {last_words(found.message)}".rstrip(": ")
     if (ended := terminated(pod)) is not None:
-        tail = (ended.get("message") or "").strip()[-1500:]
-        return f"{name} ended with exit code {ended.get('exitCode')} ({ended.get('reason', 'Error')})" + (
-            f": {tail}" if tail else ""
-        )
+        how = f"{name} ended with exit code {ended.get('exitCode')} ({ended.get('reason', 'Error')})"
+        return f"{how}: {last_words(ended.get('message') or '')}".rstrip(": ")
     for init in pod.get("status", {}).get("initContainerStatuses") or []:
         if (ended := init.get("state", {}).get("terminated")) and ended.get("exitCode"):
-            tail = (ended.get("message") or "").strip()[-1500:]
-            return f"{name}: init container {init['name']} ended with exit code {ended['exitCode']}: {tail}".rstrip(
-                ": "
-            )
-    disruption = condition(pod, "DisruptionTarget")
+            how = f"{name}: init container {init['name']} ended with exit code {ended['exitCode']}"
+            return f"{how}: {last_words(ended.get('message') or '')}".rstrip(": ")
+    disruption = condition(pod, "DisruptionTarget") or condition(pod, _KUEUE)
     if disruption:
         return f"{name}: {disruption.get('message') or disruption.get('reason')}"
     if pod["metadata"].get("deletionTimestamp"):

@@ -1,5 +1,6 @@
-"""Why pods do not run: image, configuration, scheduling, in words that name the repair."""
+"""Why pods do not run: image, configuration, volumes, scheduling, in words that name the repair."""
 
+import re
 from datetime import datetime
 
 from grpo_operator.policies.podstate import Object, condition, is_scheduled, seconds_since
@@ -21,6 +22,18 @@ _WAITING = {
 
 _UNPLACED = ("Unschedulable", "SchedulingGated")
 
+_KUBELET_EVENTS = {
+    "FailedMount": "make the Secret, ConfigMap or claim that the volume names, or correct template.podOverlay",
+    "FailedMapVolume": "check the claim's volume and its driver",
+    "FailedAttachVolume": "another node may still hold the volume: see its claim's accessModes and its driver",
+    "FailedCreatePodSandBox": "the node's network or container runtime is at fault: tell the cluster's administrators",
+}
+"""Reasons that a kubelet gives in Events alone, while the pod's status says ContainerCreating for ever."""
+STUCK_SECONDS = 15.0
+"""A pod that has had its node for so long and runs no container may be stuck: its Events are read."""
+_PREEMPTION = re.compile(r"\s*(no new claims to deallocate, )?preemption: .*$", re.DOTALL)
+_UNBOUND = re.compile(r"unbound immediate PersistentVolumeClaims|persistentvolumeclaim \S+ not found", re.IGNORECASE)
+
 
 def pod_problem(pods: list[Object]) -> tuple[str, str] | None:
     """(reason, message) of the first pod that cannot start, or None."""
@@ -36,15 +49,66 @@ def pod_problem(pods: list[Object]) -> tuple[str, str] | None:
                 image = f" image {images.get(status.get('name'), '')}" if "image" in _WAITING[reason].lower() else ""
                 text = (waiting.get("message") or "").strip()
                 return reason, f"{name}:{image} {reason}: {text}; {_WAITING[reason]}"
+    # SchedulerError is not here: mostly a conflict that the scheduler resolves by itself (see placement_problem).
+    unplaced = [
+        (pod, told)
+        for pod in pods
+        if not is_scheduled(pod)
+        and (told := condition(pod, "PodScheduled")).get("status") == "False"
+        and told.get("reason") in _UNPLACED
+    ]
+    if not unplaced:
+        return None
+    pod, told = unplaced[0]
+    message = summed_up(told.get("message") or told["reason"])
+    who = pod["metadata"]["name"] + (f" and {len(unplaced) - 1} more" if len(unplaced) > 1 else "")
+    if _UNBOUND.search(message) and (claims := _claims_of(pod)):
+        named = ", ".join(claims)
+        advice = f"`kubectl describe pvc {' '.join(claims)}` says why; correct checkpoint, or make the storage class"
+        return Reason.CLAIM_NOT_BOUND, f"{who}: {message}; the pod's claims: {named}: {advice}"
+    return Reason.UNSCHEDULABLE, f"{who}: {message}"
+
+
+def summed_up(message: str) -> str:
+    """The scheduler's message in one line, without the part on preemption, which says the same once more."""
+    return " ".join(_PREEMPTION.sub("", message).split())[:1000]
+
+
+def _claims_of(pod: Object) -> list[str]:
+    volumes = pod["spec"].get("volumes") or []
+    return [item["persistentVolumeClaim"]["claimName"] for item in volumes if "persistentVolumeClaim" in item]
+
+
+def stuck_pod(pods: list[Object], now: datetime) -> tuple[Object | None, float | None]:
+    """(a pod that has a node and yet runs no container, without a word of why; seconds until one would be that)."""
+    soonest: float | None = None
     for pod in pods:
-        scheduled = condition(pod, "PodScheduled")
-        # SchedulerError is not here: mostly a conflict that the scheduler resolves by itself (see placement_problem).
-        if not is_scheduled(pod) and scheduled.get("status") == "False" and scheduled.get("reason") in _UNPLACED:
-            return (
-                Reason.UNSCHEDULABLE,
-                f"{pod['metadata']['name']}: {scheduled.get('message') or scheduled.get('reason')}",
-            )
-    return None
+        told = pod.get("status", {})
+        statuses = [*(told.get("initContainerStatuses") or []), *(told.get("containerStatuses") or [])]
+        begun = any(set(status.get("state", {})) - {"waiting"} for status in statuses)
+        if not is_scheduled(pod) or begun or told.get("phase", "Pending") != "Pending":
+            continue
+        age = seconds_since(condition(pod, "PodScheduled").get("lastTransitionTime"), now)
+        if age >= STUCK_SECONDS:
+            return pod, None
+        soonest = min(STUCK_SECONDS - age, soonest or STUCK_SECONDS)
+    return None, soonest
+
+
+def from_events(events: list[Object]) -> tuple[str, str] | None:
+    """(reason, message) of the newest of a pod's Events that says why it does not start, or None."""
+    faults = [event for event in events if event.get("reason") in _KUBELET_EVENTS]
+    if not faults:
+        return None
+    newest = max(faults, key=_last_time)
+    text = " ".join((newest.get("message") or "").split())[:1000]
+    return newest["reason"], f"{text}; {_KUBELET_EVENTS[newest['reason']]}"
+
+
+def _last_time(event: Object) -> str:
+    """RFC 3339 times in UTC compare as text."""
+    series = event.get("series") or {}
+    return str(series.get("lastObservedTime") or event.get("lastTimestamp") or event.get("eventTime") or "")
 
 
 PLACEMENT_PATIENCE_SECONDS = 20.0

@@ -11,6 +11,8 @@ from grpo_operator.reasons import UNCOUNTED, Cause, Reason
 
 PEER_GRACE_SECONDS = 5.0
 """A pod that says it lost a peer waits this long for the peer's own state to arrive, which names the true cause."""
+NODE_GRACE_SECONDS = 60.0
+"""The same while another pod seems to run still: Kubernetes notices after 50 s that a node has fallen silent."""
 BACKOFF_BASE_SECONDS = 5.0
 BACKOFF_CAP_SECONDS = 300.0
 UNPLACED_BACKOFF_SECONDS = 30.0
@@ -18,7 +20,7 @@ UNPLACED_BACKOFF_SECONDS = 30.0
 
 # Causes outside the job first: they explain what the others only suffer from.
 _ORDER = [
-    *(Cause.PREEMPTED, Cause.EVICTED, Cause.NODE_LOST, Cause.POD_DELETED),
+    *(Cause.PREEMPTED, Cause.EVICTED, Cause.DRAINED, Cause.NODE_LOST, Cause.POD_DELETED),
     *(Cause.OOM_KILLED, Cause.FAILED, Cause.PEER_LOST, Cause.STALLED),
 ]
 
@@ -70,14 +72,24 @@ def find_loss(pods: list[Object], expected: list[str], gang_was_complete: bool, 
     present = {pod["metadata"]["name"] for pod in pods}
     if gang_was_complete:
         found += [Loss(Cause.POD_DELETED, name, f"{name} is gone") for name in expected if name not in present]
+    silent = [pod for pod in pods if podstate.is_unreachable(pod)]
+    in_doubt = any(pod["status"].get("phase") == "Running" and not podstate.has_ended(pod) for pod in pods)
+    grace = NODE_GRACE_SECONDS if in_doubt and not silent else PEER_GRACE_SECONDS
     for pod in pods:
         if (cause := podstate.cause(pod)) is not None:
             wait = 0.0
             if cause is Cause.PEER_LOST:
                 ended = podstate.terminated(pod) or {}
-                wait = max(0.0, PEER_GRACE_SECONDS - podstate.seconds_since(ended.get("finishedAt"), now))
+                wait = max(0.0, grace - podstate.seconds_since(ended.get("finishedAt"), now))
+                found += [Loss(Cause.NODE_LOST, item["metadata"]["name"], silence(item)) for item in silent]
             found.append(Loss(cause, pod["metadata"]["name"], podstate.describe(pod), wait))
     return min(found, key=lambda loss: _ORDER.index(loss.cause), default=None)
+
+
+def silence(pod: Object) -> str:
+    """Of a pod whose node does not answer. Its kubelet may come back, so that alone is no loss."""
+    since = podstate.condition(pod, "Ready").get("lastTransitionTime", "?")
+    return f"node {pod['spec'].get('nodeName')} of {pod['metadata']['name']} does not answer since {since}"
 
 
 def next_start(restarts: list[dict[str, Any]]) -> datetime | None:

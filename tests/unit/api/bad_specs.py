@@ -129,6 +129,12 @@ _add("case", {"checkpoint.resume": "auto"}, "spec.checkpoint.resume", '"auto"', 
      admission=('"auto"', '"Auto", "Never"'))
 _add("loss-mode", {"actor.lossAggMode": "token_mean"}, "spec.actor.lossAggMode", '"token_mean"',
      "did you mean token-mean?", admission=('"token_mean"', '"token-mean"'))
+_add("managed-by-word", {"runPolicy.managedBy": "multikueue"}, "spec.runPolicy.managedBy", '"multikueue"',
+     "a domain and a name", "kueue.x-k8s.io/multikueue", admission=("a domain and a name", "grpo.dev/operator"))
+_add("managed-by-case", {"runPolicy.managedBy": "Kueue.x-k8s.io/multikueue"}, "spec.runPolicy.managedBy",
+     "a domain and a name", admission=("a domain and a name",))
+_add("managed-by-long", {"runPolicy.managedBy": "x.io/" + "a" * 60}, "spec.runPolicy.managedBy", "at most 63",
+     admission=("63",))
 _add("clean-none", {"runPolicy.cleanPodPolicy": "Never"}, "spec.runPolicy.cleanPodPolicy", '"Never"',
      "Running, All, None", admission=('"Never"', '"None"'))
 _add("backend", {"gangScheduling.backend": "kueue"}, "spec.gangScheduling.backend", '"kueue"', "auto, native, none",

@@ -42,11 +42,24 @@ class FakeKube:
         return copy.deepcopy(made)
 
     def writes(self) -> list[tuple[str, ...]]:
-        return [request for request in self.requests if request[0] != "get"]
+        return [request for request in self.requests if request[0] not in ("get", "list")]
 
     async def get(self, kind: str, namespace: str, name: str) -> Object | None:
         self.requests.append(("get", kind, name))
         return copy.deepcopy(self.objects.get((kind, name)))
+
+    async def list(self, kind: str, namespace: str = "", selector: str = "", fields: str = "") -> list[Object]:
+        """All of a kind, or where `fields` asks for it, the Events that speak of one object."""
+        self.requests.append(("list", kind, fields))
+        uid = fields.partition(",")[0].removeprefix("involvedObject.uid=")
+        found = [item for (held, _), item in self.objects.items() if held == kind]
+        return [item for item in found if not fields or item["involvedObject"]["uid"] == uid]
+
+    async def patch(self, kind: str, namespace: str, name: str, change: Object) -> Object:
+        self.requests.append(("patch", kind, name))
+        if (kind, name) not in self.objects:
+            raise KubeError(404, "NotFound", f'{kind} "{name}" not found')
+        return self.put(merge_patch(self.objects[kind, name], change))
 
     async def create(self, kind: str, body: Object) -> Object:
         name = body["metadata"]["name"]

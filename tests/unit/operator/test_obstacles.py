@@ -133,13 +133,42 @@ def test_failed_init_container_is_named_with_its_code_and_words():
         assert word in message
 
 
-def test_kubelet_that_goes_to_and_fro_over_an_image_is_told_once():
-    pulling = {"state": "Starting", "reason": "ErrImagePull", "message": "x"}
-    waiting = {"state": "Starting", "reason": "ImagePullBackOff", "message": "y"}
-    assert apply.events({"state": "Starting", "reason": "Starting"}, pulling) != []
-    assert apply.events(pulling, waiting) == apply.events(waiting, pulling) == []
-
-
 def test_fault_is_told_once_and_repaired_by_itself():
     fault = CreateFault("ClaimMissing", "claim shared does not exist")
     assert run(raw_job(), create_fault=fault).status["reason"] == "ClaimMissing"
+
+
+def unplaced(rank: int, message: str, claim: str | None = None):
+    item = set_condition(pod(rank), "PodScheduled", "False", reason="Unschedulable", message=message)
+    if claim:
+        item["spec"]["volumes"] = [{"name": "checkpoints", "persistentVolumeClaim": {"claimName": claim}}]
+    return item
+
+
+SHORT = "0/2 nodes are available: 2 Insufficient nvidia.com/gpu."
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        "",
+        " preemption: 0/2 nodes are available: 2 No preemption victims found for incoming pod.",
+        " no new claims to deallocate, preemption: 0/2 nodes are available: 2 Preemption is not helpful.",
+    ],
+)
+def test_schedulers_reason_is_summed_up_in_one_line_for_all_pods(more):
+    status = run(raw_job(), unplaced(0, SHORT + more), unplaced(1, SHORT + more)).status
+    assert status["message"] == f"sums-0 and 1 more: {SHORT}"
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "0/2 nodes are available: pod has unbound immediate PersistentVolumeClaims.",
+        'persistentvolumeclaim "shared" not found',
+    ],
+)
+def test_claim_of_the_users_own_that_is_not_bound_is_named(said):
+    status = run(raw_job(checkpoint={"claimName": "shared"}), unplaced(0, said, "shared"), unplaced(1, said, "shared"))
+    assert status.status["reason"] == "ClaimNotBound"
+    assert "kubectl describe pvc shared" in status.status["message"]

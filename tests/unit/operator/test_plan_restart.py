@@ -18,6 +18,7 @@ from tests.unit.operator.operator_support import (
     run,
     running,
     running_job,
+    set_condition,
     training,
     with_status,
 )
@@ -37,6 +38,12 @@ def unknown():
     return item
 
 
+def stopped_by_kueue(reason):
+    """Kueue v0.13, test/e2e/singlecluster/pod_test.go: a pod whose workload it evicts."""
+    item = set_condition(ended(1, 143), "TerminationTarget", "True", reason=reason, message="made room")
+    return deleting(item)
+
+
 # docs/recovery.md: what restarts. Reasons of DisruptionTarget: kubernetes.io, "Pod disruption conditions".
 CAUSES = {
     "exit 1": (ended(1, 1), "Failed", True),
@@ -44,15 +51,17 @@ CAUSES = {
     "killed by SIGSEGV": (ended(1, 139), "Failed", True),
     "an init container failed": (phase_failed(""), "Failed", True),
     "the kernel killed it": (ended(1, 137, "OOMKilled"), "OOMKilled", True),
-    "lost a peer, and no pod says why": (ended(1, 75, at=-6), "PeerLost", True),
+    "lost a peer, and no pod says why": (ended(1, 75, at=-61), "PeerLost", True),
     "somebody deletes it": (deleting(running(1)), "PodDeleted", False),
     "somebody deleted it, and it stopped on SIGTERM": (deleting(ended(1, 143)), "PodDeleted", False),
     "gone": (None, "PodDeleted", False),
-    "eviction API": (deleting(disrupted(running(1), "EvictionByEvictionAPI")), "Evicted", False),
+    "drain, by the eviction API": (deleting(disrupted(running(1), "EvictionByEvictionAPI")), "Drained", False),
     "evicted under node pressure": (disrupted(ended(1, 137), "TerminationByKubelet"), "Evicted", False),
     "evicted by a kubelet without the condition": (phase_failed("Evicted", "low on memory"), "Evicted", False),
     "graceful node shutdown": (phase_failed("Terminated", "node shutdown"), "Evicted", False),
     "preempted": (deleting(disrupted(running(1), "PreemptionByScheduler")), "Preempted", False),
+    "preempted in Kueue's queue": (stopped_by_kueue("WorkloadEvictedDueToPreempted"), "Preempted", False),
+    "stopped by Kueue otherwise": (stopped_by_kueue("WorkloadEvictedDueToNodeFailures"), "Evicted", False),
     "preempted and killed": (disrupted(ended(1, 137), "PreemptionByScheduler"), "Preempted", False),
     "taint manager": (deleting(disrupted(running(1), "DeletionByTaintManager")), "NodeLost", False),
     "pod garbage collection": (disrupted(phase_failed(""), "DeletionByPodGC"), "NodeLost", False),
@@ -133,15 +142,66 @@ def test_crash_between_decision_and_deletion_repeats_nothing():
     assert all("deletionTimestamp" in item["metadata"] for item in world.pods)
 
 
-def test_peer_that_lost_a_peer_waits_for_the_peers_own_state():
-    job = running_job()
-    lost = ended(1, 75, at=0)
-    waits = run(job, running(0), lost, at=2)
-    assert (waits.status["state"], waits.status.get("restarts", [])) == ("Running", [])
-    assert waits.wake_after == pytest.approx(3)
+@pytest.mark.parametrize(("other", "patience"), [(ended(0, 75, at=0), 5), (running(0), 60)])
+def test_peer_that_lost_a_peer_waits_for_the_peers_own_state(other, patience):
+    """Kubernetes notices after 50 s (--node-monitor-grace-period) that the node of a pod that runs is silent."""
+    job, lost = running_job(), ended(1, 75, at=0)
+    waits = run(job, other, lost, at=2)
+    assert (waits.status["state"], waits.status["reason"]) == ("Restarting", "PeerLost")
+    assert waits.status.get("restarts", []) == []
+    assert waits.wake_after == pytest.approx(patience - 2)
     assert (waits.create, waits.delete, waits.again) == ([], [], False)
-    late = run(job, running(0), lost, at=5).status["restarts"]
-    assert [(entry["cause"], entry["counted"], entry["pod"]) for entry in late] == [("PeerLost", True, "sums-1")]
+    later_on = run(with_status(job, waits), other, lost, at=patience)
+    (entry,) = later_on.status["restarts"]
+    assert (entry["cause"], entry["counted"]) == ("PeerLost", True)
+
+
+def on_silent_node(item):
+    """As the node controller leaves a pod of a node that went silent (MarkPodsNotReady): Ready alone is taken away."""
+    since = {"lastTransitionTime": "2026-03-01T12:00:50Z"}
+    return set_condition(set_condition(item, "Ready", "False", **since), "ContainersReady", "True")
+
+
+def test_lost_peer_on_a_node_that_went_silent_is_a_lost_node_and_does_not_count():
+    job = running_job()
+    (entry,) = run(job, on_silent_node(running(0)), ended(1, 75, at=20), at=52).status["restarts"]
+    assert (entry["cause"], entry["pod"], entry["counted"]) == ("NodeLost", "sums-0", False)
+    assert "node-0" in entry["message"]
+
+
+def test_silent_node_alone_is_told_and_restarts_nothing():
+    """Its kubelet may only be restarting. After 300 s Kubernetes deletes the pods, which is a loss."""
+    job = running_job()
+    told = run(job, running(0), on_silent_node(running(1)), head_report=training())
+    assert (told.status["state"], told.status["reason"]) == ("Running", "NodeUnreachable")
+    assert "node-1 of sums-1 does not answer since 2026-03-01T12:00:50Z" in told.status["message"]
+    assert told.status.get("restarts", []) == []
+    back = run(with_status(job, told), running(0), running(1), head_report=training()).status
+    assert (back["state"], back["reason"], back["message"]) == ("Running", "Training", "")
+
+
+def test_pod_whose_probe_fails_is_on_no_silent_node():
+    """A kubelet takes both conditions away."""
+    failing = set_condition(running(1, ready=False), "ContainersReady", "False", reason="ContainersNotReady")
+    assert run(running_job(), running(0), failing, head_report=training()).status["reason"] == "Training"
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        ("401: token hf_abcdefghijklmnopqrst is invalid", "401: token [hidden] is invalid"),
+        ("WANDB_API_KEY=0123456789abcdef0123", "WANDB_API_KEY=[hidden]"),
+        ("{'password': 'tr0ub4dor&3'}", "{'password': '[hidden]'}"),
+        ("GET https://me:s3cret99@host/x", "GET https://[hidden]@host/x"),
+        ("Authorization: Bearer eyJhbGciOi.J9", "Authorization: Bearer [hidden]"),
+        ("out of memory: tried 20 GiB; tokens/s 99", "out of memory: tried 20 GiB; tokens/s 99"),
+        ("max_tokens: 20 and token: 'n'", "max_tokens: 20 and token: 'n'"),
+    ],
+)
+def test_last_lines_of_a_failed_pod_are_told_without_secrets(said, shown):
+    (entry,) = run(running_job(), running(0), ended(1, 1, message=f"{'x' * 9000}\n{said}")).status["restarts"]
+    assert entry["message"].endswith(shown)
+    assert len(entry["message"]) < 1600
 
 
 @pytest.mark.parametrize(
