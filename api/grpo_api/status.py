@@ -73,7 +73,7 @@ class Restart(ApiModel):
     pod: str | None = None
     """The pod that caused it."""
     cause: str
-    """CamelCase word: Failed, OOMKilled, Evicted, Preempted, NodeLost, PodDeleted, PeerLost, ..."""
+    """CamelCase word: Failed, OOMKilled, Drained, Evicted, Preempted, NodeLost, PodDeleted, PeerLost, ..."""
     counted: bool = True
     """Whether it spent `runPolicy.maxRestarts`."""
     from_step: int | None = None

@@ -147,19 +147,33 @@ class Cluster:
                     return None
                 raise
 
+    def list_objects(
+        self, kind: str, *, labels: str = "", fields: str = "", all_namespaces: bool = False
+    ) -> list[Object]:
+        """Objects of one kind, each with its `kind`: of this namespace, of all, or of the cluster for nodes."""
+        calls = {
+            "Pod": (self._core.list_namespaced_pod, self._core.list_pod_for_all_namespaces),
+            "Service": (self._core.list_namespaced_service, None),
+            "ConfigMap": (self._core.list_namespaced_config_map, None),
+            "PersistentVolumeClaim": (self._core.list_namespaced_persistent_volume_claim, None),
+            "Event": (self._core.list_namespaced_event, None),
+            "Node": (None, self._core.list_node),
+        }
+        in_namespace, everywhere = calls[kind]
+        selection: dict[str, Any] = {"label_selector": labels, "field_selector": fields}
+        given = {key: value for key, value in selection.items() if value}
+        with self._told(f"cannot list {kind} objects"):
+            if everywhere is not None and (all_namespaces or in_namespace is None):
+                answer = everywhere(**given, **_RAW)
+            else:
+                assert in_namespace is not None
+                answer = in_namespace(self.namespace, **given, **_RAW)
+            return [{**item, "kind": kind} for item in self._json(answer)["items"]]
+
     def children(self, job: str) -> list[Object]:
         """Pods, Services, ConfigMaps and claims of a job, each with its `kind`."""
-        found = []
-        for kind, call in (
-            ("Pod", self._core.list_namespaced_pod),
-            ("Service", self._core.list_namespaced_service),
-            ("ConfigMap", self._core.list_namespaced_config_map),
-            ("PersistentVolumeClaim", self._core.list_namespaced_persistent_volume_claim),
-        ):
-            with self._told(f"cannot list the {kind} objects of GRPOJob {job}"):
-                answer = call(self.namespace, label_selector=f"{names.LABEL_JOB_NAME}={job}", **_RAW)
-                found += [{**item, "kind": kind} for item in self._json(answer)["items"]]
-        return found
+        kinds = ("Pod", "Service", "ConfigMap", "PersistentVolumeClaim")
+        return [item for kind in kinds for item in self.list_objects(kind, labels=f"{names.LABEL_JOB_NAME}={job}")]
 
     def pod_log(self, pod: str, *, follow: bool, last: int | None = None) -> Iterator[tuple[str, str]]:
         """(timestamp, line) of the trainer's container: all, or the `last` lines. Timestamps compare as text."""

@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 from contextlib import suppress
+from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated
@@ -29,6 +30,7 @@ from grpoctl.screens import print_jobs, print_status
 from grpoctl.source import RETRY_SECONDS, ClusterSource, LogReader
 from grpoctl.steps import StepTable, parse_line
 from grpoctl.terminal import make_console
+from grpoctl.why import explain, gather
 
 app = typer.Typer(
     help="Plan, run and watch GRPOJobs.",
@@ -183,6 +185,14 @@ def status(job: Job, kubeconfig: Kubeconfig = None, context: Context = None, nam
     """One job on one screen: state, conditions, progress, checkpoint, restarts, batch plan."""
     cluster = Cluster.connect(kubeconfig, context, namespace)
     print_status(console, cluster.get_job(job), _logged_steps(cluster, job))
+
+
+@app.command()
+def why(job: Job, kubeconfig: Kubeconfig = None, context: Context = None, namespace: Namespace = None) -> None:
+    """Why a job does not run, in a paragraph; of a job that runs or has ended, how it does or did."""
+    cluster = Cluster.connect(kubeconfig, context, namespace)
+    text = explain(gather(cluster, job), datetime.now(UTC))
+    console.print(text, markup=False, highlight=False, soft_wrap=not console.is_terminal)
 
 
 def _logged_steps(cluster: Cluster, job: str) -> StepTable:

@@ -1,6 +1,8 @@
 """What keeps a job from running, as a real API server, its admission plugins and its scheduler say it."""
 
 import json
+import subprocess
+import sys
 from contextlib import contextmanager
 
 import pytest
@@ -161,3 +163,35 @@ def test_job_of_another_controller_is_left_alone(rig, job):
     rig.apply(job("ours"))
     rig.wait("the operator at work", lambda: len(rig.items("pods", "ours")) == 2)
     assert (rig.status("theirs"), rig.items("pods", "theirs"), rig.items("configmaps", "theirs")) == ({}, {}, {})
+
+
+def ordinary_user(rig):
+    """A kubeconfig with the built-in role `edit` on one namespace, and with GRPOJobs as the chart adds them to it."""
+    rig.kubectl("create", "serviceaccount", "engineer")
+    rig.kubectl("create", "rolebinding", "engineer", "--clusterrole=edit", "--serviceaccount=default:engineer")
+    rig.kubectl("create", "role", "grpo", "--verb=get,list,watch,create,delete,patch", "--resource=grpojobs.grpo.dev")
+    rig.kubectl("create", "rolebinding", "engineer-grpo", "--role=grpo", "--serviceaccount=default:engineer")
+    made = json.loads(rig.kubectl("config", "view", "--raw", "-o", "json"))
+    made["users"] = [{"name": made["users"][0]["name"], "user": {"token": rig.kubectl("create", "token", "engineer")}}]
+    path = rig.directory / "engineer.json"
+    path.write_text(json.dumps(made))
+    return path
+
+
+def test_why_with_all_rights_and_with_those_of_one_namespace(rig, job):
+    rig.apply(job("huge", trainer={"nGpusPerNode": 16}))
+    wait_reason(rig, "huge", "Unschedulable")
+    said = why("huge", rig.plane.kubeconfig)
+    assert said.startswith("huge does not run: it is Scheduling (Unschedulable: huge-")
+    assert "It needs 2 pods of 16 nvidia.com/gpu; free are: node-0 8 of 8, node-1 8 of 8." in said
+    assert "That holds 0 of its 2 pods." in said
+    limited = why("huge", ordinary_user(rig))
+    assert limited.startswith("huge does not run: it is Scheduling (Unschedulable: huge-")
+    assert limited.endswith("You may not list nodes, so they are not looked at.\n")
+
+
+def why(job, kubeconfig):
+    command = [sys.executable, "-m", "grpoctl.main", "why", job, "--kubeconfig", str(kubeconfig)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout

@@ -169,13 +169,17 @@ def test_users_fault_fails_at_once_with_its_words(rig, job):
     assert "mine.py, line 3" in status["message"]
 
 
-def test_failures_end_at_max_restarts(rig, job):
+def test_failures_end_at_max_restarts_and_the_ended_job_goes_after_its_ttl(rig, job):
     rig.apply(job("worn", runPolicy={"maxRestarts": 0}))
     rig.run_pods("worn")
     rig.end_pod("worn-1", 1, "Traceback: boom")
     status = rig.wait_state("worn", "Failed")
     assert status["reason"] == "MaxRestartsReached"
     assert "boom" in status["message"]
+    rig.kubectl(
+        "patch", "grpojob", "worn", "--type=merge", "-p", '{"spec":{"runPolicy":{"ttlSecondsAfterFinished":1}}}'
+    )
+    rig.wait("the job deleted after its TTL", lambda: "worn" not in rig.kubectl("get", "grpojobs", "-o", "name"))
 
 
 def test_image_problem_is_a_condition_and_an_event(rig, job):

@@ -24,12 +24,14 @@ _KUEUE = "TerminationTarget"
 _SECRETS = re.compile(
     r"\b(hf_|sk-|ghp_|github_pat_|glpat-|xox[abp]-|AKIA)[A-Za-z0-9_\-]{8,}"
     r"|(?<=://)[^\s/@:]+:[^\s/@]+(?=@)"
-    r"|(?i:(?<=bearer )|(?<=basic ))[A-Za-z0-9._~+/=\-]{8,}"
-    r"|(?i:\b[\w-]*(token|password|passwd|secret|api[_-]?key)[\w-]*[\"']?\s*[=:]\s*[\"']?)(?P<value>[^\s\"',;]{6,})"
+    r"|(?i:(?<=bearer )|(?<=authorization: basic ))[A-Za-z0-9._~+/=\-]{8,}"
+    r"|(?i:\b[\w-]*(token|password|passwd|api[_-]?key|(access|secret|private)[_-]?key|secret)\b[\"']?\s*[=:]\s*[\"']?)"
+    r"(?P<value>(?![\d.]+\b|[<\[])[^\s\"',;]{6,})"
 )
 """Tokens of hubs and clouds, passwords in URLs and after words such as `token=`. What a pod says last goes into the
 status, which more people may read than its log."""
-_LAST_WORDS = 1500
+LAST_WORDS = 1500
+"""Characters of a failed container's log that are kept."""
 
 
 def rank_of(pod: Object) -> int:
@@ -116,28 +118,32 @@ def cause(pod: Object) -> Cause | None:
     return Cause.FAILED if status.get("phase") == "Failed" else None
 
 
-def last_words(text: str) -> str:
-    """The end of what a container said, without what looks like a secret."""
+def without_secrets(text: str) -> str:
+    """The text with `[hidden]` in place of what looks like a secret."""
 
     def hide(found: re.Match[str]) -> str:
         kept = found.start("value") - found.start() if found["value"] else 0
         return found[0][:kept] + "[hidden]"
 
-    return _SECRETS.sub(hide, text.strip())[-_LAST_WORDS:]
+    return _SECRETS.sub(hide, text.strip())
+
+
+def _last_words(ended: Object) -> str:
+    return without_secrets(ended.get("message") or "")[-LAST_WORDS:]
 
 
 def describe(pod: Object) -> str:
     """How a pod ended, in a sentence."""
     name = pod["metadata"]["name"]
     if (found := report(pod)) is not None:
-        return f"{name}: {found.reason}: {last_words(found.message)}".rstrip(": ")
+        return f"{name}: {found.reason}: {without_secrets(found.message)}".rstrip(": ")
     if (ended := terminated(pod)) is not None:
         how = f"{name} ended with exit code {ended.get('exitCode')} ({ended.get('reason', 'Error')})"
-        return f"{how}: {last_words(ended.get('message') or '')}".rstrip(": ")
+        return f"{how}: {_last_words(ended)}".rstrip(": ")
     for init in pod.get("status", {}).get("initContainerStatuses") or []:
         if (ended := init.get("state", {}).get("terminated")) and ended.get("exitCode"):
             how = f"{name}: init container {init['name']} ended with exit code {ended['exitCode']}"
-            return f"{how}: {last_words(ended.get('message') or '')}".rstrip(": ")
+            return f"{how}: {_last_words(ended)}".rstrip(": ")
     disruption = condition(pod, "DisruptionTarget") or condition(pod, _KUEUE)
     if disruption:
         return f"{name}: {disruption.get('message') or disruption.get('reason')}"

@@ -61,7 +61,7 @@ def user_fault(pods: list[Object]) -> UserFault | None:
         if ended and ended.get("exitCode") in (names.ExitCode.BAD_SPEC, names.ExitCode.BAD_INPUT):
             found = podstate.report(pod)
             if found is not None:
-                return UserFault(found.reason, found.message)
+                return UserFault(found.reason, podstate.without_secrets(found.message))
             return UserFault("BadInput", podstate.describe(pod))
     return None
 

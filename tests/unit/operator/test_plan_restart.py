@@ -195,7 +195,16 @@ def test_pod_whose_probe_fails_is_on_no_silent_node():
         ("GET https://me:s3cret99@host/x", "GET https://[hidden]@host/x"),
         ("Authorization: Bearer eyJhbGciOi.J9", "Authorization: Bearer [hidden]"),
         ("out of memory: tried 20 GiB; tokens/s 99", "out of memory: tried 20 GiB; tokens/s 99"),
-        ("max_tokens: 20 and token: 'n'", "max_tokens: 20 and token: 'n'"),
+        ("AWS secret_access_key=abcdefghij/klm", "AWS secret_access_key=[hidden]"),
+        *(
+            (plain, plain)
+            for plain in (
+                "max_tokens: 20480000 and token: 'n'",
+                "pad_token: '<|endoftext|>', eos_token=[151643, 151645]",
+                "model.tokenizerPath: tokenizer: LlamaTokenizerFast",
+                "reward: KeyError: 'answer'; step token_count: abcdefgh",
+            )
+        ),
     ],
 )
 def test_last_lines_of_a_failed_pod_are_told_without_secrets(said, shown):
