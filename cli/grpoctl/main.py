@@ -16,6 +16,7 @@ from rich.console import Console
 
 from grpo_api import names
 from grpo_api.batch_plan import make_batch_plan
+from grpo_api.memory_plan import gpu_bytes, make_memory_plan, memory_faults
 from grpoctl.batch_view import plan_table
 from grpoctl.cluster import Cluster
 from grpoctl.display import LiveView, PlainView, reward_text, state_text
@@ -23,6 +24,7 @@ from grpoctl.errors import CliError, Forbidden
 from grpoctl.follow import Followed, Outcome, View, follow
 from grpoctl.import_verl import import_app
 from grpoctl.jobfile import read_job
+from grpoctl.memory_view import find_shape, memory_table
 from grpoctl.records import check_picture, write_csv, write_curve
 from grpoctl.replace import replace
 from grpoctl.reward_try import reward_app
@@ -77,16 +79,45 @@ def _before_command(
 
 
 @app.command()
-def plan(file: File, output: Annotated[str, typer.Option("--output", "-o", help="table or json.")] = "table") -> None:
+def plan(
+    file: File,
+    output: Annotated[str, typer.Option("--output", "-o", help="table or json.")] = "table",
+    gpu: Annotated[
+        str | None,
+        typer.Option("--gpu", help="Estimate memory on such GPUs: a type like H100-80GB, or a size like 80Gi."),
+    ] = None,
+    model_config: Annotated[
+        Path | None,
+        typer.Option("--model-config", help="The model's config.json, where neither model.path nor its hub id tells."),
+    ] = None,
+) -> None:
     """Check a job file and show every number that follows from its batch sizes. Needs no cluster."""
     if output not in ("table", "json"):
         raise CliError(f"-o {output}: use table or json", 2)
+    try:
+        capacity = None if gpu is None else gpu_bytes(gpu)
+    except ValueError as error:
+        raise CliError(f"--gpu {error}", 2) from error
     _, job = read_job(file)
     made = make_batch_plan(job.spec)
+    shape = find_shape(job.spec, model_config)
+    memory = None if capacity is None or shape is None else make_memory_plan(job.spec, shape, capacity)
+    faults = [] if memory is None else memory_faults(job.spec, memory)
     if output == "json":
-        print(json.dumps(made.model_dump(by_alias=True, exclude_none=True), indent=2))
+        found = made.model_dump(by_alias=True, exclude_none=True)
+        if memory is not None:
+            found["memory"] = memory.model_dump(by_alias=True) | {"warnings": [str(fault) for fault in faults]}
+        print(json.dumps(found, indent=2))
     else:
         console.print(plan_table(job.spec, made))
+        if memory is not None:
+            console.print()
+            console.print(memory_table(job.spec, memory))
+    if capacity is not None and shape is None:
+        unknown = f"the shape of {job.spec.model.path} is not known here: pass --model-config with its config.json"
+        print(f"no memory estimate: {unknown}", file=sys.stderr)
+    for fault in faults:
+        print(f"warning: by this estimate {fault}", file=sys.stderr)
 
 
 @app.command()

@@ -151,3 +151,69 @@ def test_inline_reward_example_scores_as_its_text_says():
     assert scores["close"]("", "nothing", "-2", {}) == 0.0
     assert scores["short"]("", " -2 ", "-2", {}) == 1.0
     assert scores["short"]("", "minus two", "-2", {}) == 0.0
+
+
+LLAMA = JOB.replace("/models/m", "meta-llama/Llama-2-7b-hf")
+
+
+def plan_of(file: str, *options: str) -> tuple[int, str, str]:
+    result = CliRunner().invoke(app, ["plan", file, *options], env={"COLUMNS": "200"})
+    said = f"{result.stderr}{result.exception or ''}"
+    return result.exit_code, result.stdout, said
+
+
+def test_memory_against_a_gpu(file):
+    code, table, said = plan_of(file(LLAMA), "--gpu", "H100-80GB")
+    rows = {line[:23].strip(): line[23:].split()[0] for line in table.split("MEMORY A GPU")[1].splitlines()[1:]}
+    # 6.738e9 parameters x 4 bytes / 6 GPUs, twice for Adam; half of 79.6 GiB for vLLM.
+    assert (code, rows["weights"], rows["optimizer"], rows["rollout engine"]) == (0, "4.2", "8.4", "39.8")
+    assert "reference" not in rows
+    assert said == ""
+
+
+def test_memory_as_json_with_warnings(file):
+    code, text, said = plan_of(file(LLAMA), "--gpu", "24Gi", "-o", "json")
+    plan = json.loads(text)
+    assert (code, plan["responsesPerStep"], plan["memory"]["parameters"]) == (0, 720, 6738415616)
+    (warning,) = [text for text in plan["memory"]["warnings"] if "gpuMemoryUtilization" in text]
+    assert warning in said
+
+
+def test_without_a_shape_the_plan_says_how_to_give_one(file, tmp_path):
+    code, table, said = plan_of(file(JOB), "--gpu", "80Gi")
+    assert (code, "MEMORY" in table) == (0, False)
+    assert "the shape of /models/m is not known here: pass --model-config with its config.json" in said
+    config = {"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config |= {"intermediate_size": 96, "vocab_size": 256}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    for job, options in ((JOB, ("--model-config", str(tmp_path))), (JOB.replace("/models/m", str(tmp_path)), ())):
+        code, table, said = plan_of(file(job), "--gpu", "80Gi", *options)
+        assert (code, "while updating" in table, said) == (0, True, "")
+
+
+@pytest.mark.parametrize(
+    ("options", "exit_code", "words"),
+    [
+        (("--gpu", "K80"), 2, "--gpu K80 is no known type: use A10G-24GB"),
+        (("--model-config", "no/such.json"), 64, "--model-config no/such.json: "),
+        (("--model-config", "README.md"), 64, "--model-config README.md: "),
+    ],
+)
+def test_options_that_cannot_be_used(file, monkeypatch, options, exit_code, words):
+    monkeypatch.chdir(ROOT)
+    with pytest.raises(CliError) as error:
+        CliRunner().invoke(app, ["plan", file(LLAMA), *options], catch_exceptions=False)
+    assert error.value.exit_code == exit_code
+    assert str(error.value).startswith(words)
+
+
+def test_heads_that_tensor_parallelism_does_not_divide_are_refused(file):
+    text = JOB.replace("/models/m", "Qwen/Qwen2.5-0.5B-Instruct").replace("nGpusPerNode: 6", "nGpusPerNode: 4")
+    text = text.replace("logProbMicroBatchSizePerGpu: 8", "").replace("ppoMicroBatchSizePerGpu: 8, ", "")
+    with pytest.raises(CliError, match=r"14 attention heads.*try 1 or 2 \(got 4\)") as error:
+        CliRunner().invoke(
+            app,
+            ["plan", file(text.replace("tensorModelParallelSize: 2", "tensorModelParallelSize: 4"))],
+            catch_exceptions=False,
+        )
+    assert error.value.exit_code == 64
