@@ -20,7 +20,8 @@ RULE_PARAMS = {
 
 
 MAX_BYTES = 999_000
-"""The pods get the spec, and inline sources once more as files, in one ConfigMap of at most 1 MiB."""
+"""Of the spec as JSON and the inline sources, which the pods get as files once more: all in one ConfigMap, of which the
+API server takes 1 MiB with its metadata."""
 
 
 def validate_spec(spec: GRPOJobSpec) -> list[FieldError]:
@@ -29,8 +30,8 @@ def validate_spec(spec: GRPOJobSpec) -> list[FieldError]:
 
 
 def size_faults(spec: GRPOJobSpec) -> list[FieldError]:
-    """A fault where the spec is too large for the pods' ConfigMap. For the CLI, before there is a job: the operator
-    measures the ConfigMap itself."""
+    """A fault where the spec is too large for the pods' ConfigMap. Not part of `validate_spec`: a spec that came out of
+    the ConfigMap did fit."""
     sources = sum(len(function.python.source.encode()) for function in spec.reward.functions if function.python)
     whole = len(json.dumps(spec.model_dump(mode="json", by_alias=True, exclude_none=True)))
     if whole + sources <= MAX_BYTES:
@@ -79,6 +80,9 @@ def _choice_faults(spec: GRPOJobSpec) -> list[FieldError]:
     if "{prompt}" not in template:
         message = "must hold {prompt}, which stands for the row's prompt: add it where the prompt belongs"
         faults.append(FieldError("spec.data.promptTemplate", template, message))
+    if spec.model.attn_implementation == "flash_attention_2" and spec.model.dtype != "bfloat16":
+        message = f"takes bfloat16 only, and model.dtype is {spec.model.dtype}: set sdpa, or dtype: bfloat16"
+        faults.append(FieldError("spec.model.attnImplementation", spec.model.attn_implementation, message))
     if spec.rollout.engine == "hf":
         tensor_parallel, more = spec.rollout.tensor_model_parallel_size, spec.rollout.engine_args
         if tensor_parallel != 1:

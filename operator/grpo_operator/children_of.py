@@ -4,14 +4,12 @@ from typing import Any
 
 from grpo_api.job import GRPOJob
 from grpo_operator.children.claim import claim
-from grpo_operator.children.configmap import config_map, size_fault
+from grpo_operator.children.configmap import config_map
 from grpo_operator.children.pods import pod
 from grpo_operator.children.service import service
 from grpo_operator.gang.choice import choose
 from grpo_operator.kube import Object
 from grpo_operator.observe import Observed
-
-__all__ = ["size_fault", "wanted"]
 
 
 def wanted(job: GRPOJob, attempt: int, observed: Observed) -> tuple[list[Object], dict[str, Any], str | None]:

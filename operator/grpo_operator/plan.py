@@ -24,6 +24,7 @@ from grpo_api.batch_plan import make_batch_plan
 from grpo_api.errors import InvalidJobError
 from grpo_api.job import GRPOJob, is_managed_elsewhere, parse_job
 from grpo_api.names import Condition, State
+from grpo_api.validation import size_faults
 from grpo_operator import children_of, status
 from grpo_operator.kube import Object
 from grpo_operator.observe import Observed
@@ -89,8 +90,8 @@ def plan(observed: Observed, now: datetime) -> Plan:
 
 def _parse(job: Object) -> GRPOJob:
     parsed = parse_job(job)
-    if fault := children_of.size_fault(parsed):
-        raise InvalidJobError([fault])
+    if faults := size_faults(parsed.spec):
+        raise InvalidJobError(faults)
     return parsed
 
 

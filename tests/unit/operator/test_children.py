@@ -10,9 +10,10 @@ import pytest
 from ruamel.yaml import YAML
 
 from grpo_api.job import parse_job
+from grpo_api.validation import size_faults
 from grpo_operator import children_of
 from grpo_operator.children.claim import claim
-from grpo_operator.children.configmap import config_map, size_fault
+from grpo_operator.children.configmap import config_map
 from grpo_operator.children.pods import pod
 from grpo_operator.children.service import service
 from grpo_operator.gang.native import NativeGang
@@ -130,15 +131,15 @@ def test_config_map_is_below_the_limit_or_a_fault(size, count, letter):
     source = "def compute_score(*args):\n    return 0\n#" + letter * (size - 60)
     raw = raw_job(reward={"functions": [{"name": f"r{i}", "python": {"source": source}} for i in range(count)]})
     job = parse_job(raw)
-    fault = size_fault(job)
+    faults = size_faults(job.spec)
     total = sum(len(key) + len(value.encode()) for key, value in config_map(job)["data"].items())
     if total > CONFIG_MAP_LIMIT:
-        assert fault is not None
+        assert faults
     if total < 900_000:
-        assert fault is None
-    if fault is not None:
+        assert faults == []
+    for fault in faults:
         assert fault.path == "spec.reward.functions"
-        assert str(total) in fault.message
+        assert "999000: move large sources into the image" in fault.message
 
 
 def test_every_child_belongs_to_the_job_but_a_retained_claim():
