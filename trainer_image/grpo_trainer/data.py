@@ -178,6 +178,8 @@ class PromptLoader:
         self._spec = spec
         self._rows = load_rows(spec.train)
         self._encoder = PromptEncoder(spec, tokenizer, self._rows)
+        self.largest_token = 0
+        """The greatest token of the rows checked."""
         self._kept = self._preflight()
         self.steps_per_epoch = len(self._kept) // spec.train_batch_size
         if not self.steps_per_epoch:
@@ -259,6 +261,7 @@ class PromptLoader:
             for prompt in prompts:
                 kept[prompt.index] = prompt.index in fitting
                 longest = max(longest, len(prompt.prompt_ids))
+                self.largest_token = max([self.largest_token, *prompt.prompt_ids])
         dropped = count - int(kept.sum())
         log.info(
             "%s: %d rows, longest prompt %d tokens, %d dropped as overlong", self._rows.name, count, longest, dropped

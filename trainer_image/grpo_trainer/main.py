@@ -10,14 +10,14 @@ import traceback
 import urllib.request
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from grpo_api import names
 from grpo_api.errors import InvalidJobError
 from grpo_api.job import GRPOJob, parse_job
 from grpo_api.names import ExitCode
-from grpo_trainer import environment
-from grpo_trainer.errors import PeerLostError, SpecError, TrainerError, UserInputError, plain
+from grpo_trainer import environment, preflight
+from grpo_trainer.errors import PeerLostError, SpecError, TrainerError, plain
 from grpo_trainer.metrics import TrainerMetrics
 from grpo_trainer.progress import ProgressServer, write_termination_report
 
@@ -73,27 +73,17 @@ def _lead(job: GRPOJob, head: str, server: ProgressServer, metrics: TrainerMetri
     spec, has_gpu = job.spec, _has_gpu()
     environment.check_device(spec, has_gpu=has_gpu)
     environment.check_paths(spec.model)
-    from transformers import AutoTokenizer  # slow to import: the pod is ready before
-
+    vocabulary = preflight.check_model(spec)
+    tokenizer = preflight.load_tokenizer(spec.model)
     from grpo_trainer.data import PromptLoader
     from grpo_trainer.rewards.pool import RewardPool
 
-    try:
-        tokenizer: Any = AutoTokenizer.from_pretrained(
-            spec.model.tokenizer_path or spec.model.path,
-            revision=None if spec.model.tokenizer_path else spec.model.revision,
-            trust_remote_code=spec.model.trust_remote_code,
-        )
-    except Exception as error:  # Transformers raises OSError, ValueError and its dependencies' own
-        where = "model.tokenizerPath" if spec.model.tokenizer_path else "model.path"
-        raise UserInputError("TokenizerNotLoaded", f"{where}: the tokenizer could not be loaded: {error}") from error
-    if spec.model.chat_template:
-        tokenizer.chat_template = spec.model.chat_template
     loader = PromptLoader(spec.data, tokenizer)
+    preflight.check_tokens(spec.model, loader.largest_token, vocabulary)
     prompt = loader.sample()
     pool = RewardPool(spec.reward, os.environ.get("GRPO_REWARD_DIR", names.REWARD_DIR))
     pool.check(prompt.reward_row("" if prompt.ground_truth is None else str(prompt.ground_truth)))
-    log.info("preflight ok: data, tokenizer and reward functions")
+    log.info("preflight ok: model, tokenizer, data and reward functions")
 
     address = environment.own_address(head, is_head=True)
     environment.prepare(address, has_gpu=has_gpu)

@@ -10,6 +10,15 @@ from grpo_api.base import ApiModel, FreeObject, Path, ShortText, cel, cel_rules,
 class ModelSpec(ApiModel):
     """The model that is trained. Its starting weights are also the reference model of `actor.useKlLoss`."""
 
+    model_config = ConfigDict(
+        json_schema_extra=cel_rules(
+            cel(
+                "self.attnImplementation != 'flash_attention_2' || self.dtype == 'bfloat16'",
+                "flash_attention_2 takes bfloat16 only: set sdpa, or dtype: bfloat16",
+                fieldPath=".attnImplementation",
+            )
+        )
+    )
     path: Path
     """Causal language model in Transformers' format: a directory inside the pod, such as `/models/m`, or a hub id, such
     as `Qwen/Qwen2.5-1.5B-Instruct`."""

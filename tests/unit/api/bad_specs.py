@@ -225,6 +225,8 @@ _add("few-rows", {"data.train": {"reasoningGym": {"task": "chain_sum", "size": 4
 _add("hf-tp",
      {"trainer.nnodes": 1, "trainer.nGpusPerNode": 2, "rollout.engine": "hf", "rollout.tensorModelParallelSize": 2},
      "spec.rollout.tensorModelParallelSize", "2", "set it to 1", admission=("to 1, or use vllm",))
+_add("flash-float32", {"model.attnImplementation": "flash_attention_2"}, "spec.model.attnImplementation",
+     "flash_attention_2", "float32", "set sdpa, or dtype: bfloat16", admission=("bfloat16 only: set sdpa",))
 
 # Pods
 _add("mount-relative", {"checkpoint.mountPath": "checkpoints"}, "spec.checkpoint.mountPath", '"checkpoints"',

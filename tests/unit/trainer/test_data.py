@@ -72,6 +72,11 @@ def test_verl_row(loader_of, tokenizer):
     assert set(prompt.columns) == {"data_source", "reward_model", "extra_info", "split"}
 
 
+def test_the_greatest_token_is_known(loader_of, tokenizer):
+    loader = loader_of([verl_row(1), {**verl_row(2), "prompt": "\u00fc"}])
+    assert loader.largest_token == max(tokenizer("<user> Say 1 \u00fc")["input_ids"])
+
+
 def test_prompt_ids_are_those_of_the_chat_template(loader_of, tokenizer):
     prompt = loader_of([verl_row(1)], train_batch_size=1, system_prompt="Be brief.").sample()
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Say 1"}]

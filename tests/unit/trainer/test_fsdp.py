@@ -204,5 +204,3 @@ def test_what_cannot_be_loaded_is_the_users_fault(tmp_path: Path, model: Path) -
         load_model(make_spec(tmp_path).model, CPU)
     with pytest.raises(UserInputError, match="set float32"):
         load_model(make_spec(model, model={"dtype": "bfloat16"}).model, CPU)
-    with pytest.raises(UserInputError, match="set sdpa"):
-        load_model(make_spec(model, model={"attnImplementation": "flash_attention_2"}).model, CPU)

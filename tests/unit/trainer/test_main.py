@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import LlamaConfig
 
 from grpo_trainer import main as main_module
 from tests.unit.trainer.trainer_support import make_job
@@ -45,6 +46,15 @@ def test_a_directory_that_is_not_there(tmp_path: Path, monkeypatch: pytest.Monke
         f"model.{name} /nope does not exist in the pod: correct it, or mount the volume that holds it "
         "(template.podOverlay)"
     )
+
+
+def test_lengths_beyond_the_models_positions_end_the_job_before_a_weight_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    LlamaConfig(max_position_embeddings=64).save_pretrained(tmp_path)
+    report = report_of(tmp_path, monkeypatch, {"path": str(tmp_path)})
+    assert (report["exitCode"], report["reason"]) == (64, "ModelMismatch")
+    assert "512 = 521 tokens, more than the model's 64 positions" in report["message"]
 
 
 def test_no_terminal_colours(

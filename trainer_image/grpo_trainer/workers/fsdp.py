@@ -16,12 +16,11 @@ from grpo_api.batch_plan import DEFAULT_MAX_TOKEN_LEN_PER_GPU
 from grpo_api.job import GRPOJobSpec
 from grpo_trainer.aggregate import LossCounts, token_weights
 from grpo_trainer.checkpoint_files import ShardReader
-from grpo_trainer.errors import UserInputError
 from grpo_trainer.logprobs import PolicyModel
 from grpo_trainer.losses import TOKEN_SUMS, LossInputs, policy_loss
 from grpo_trainer.packing import Pack, idle_pack, pack_samples, to_device
 from grpo_trainer.sample import Sample
-from grpo_trainer.workers.model_loading import load_model
+from grpo_trainer.workers.model_loading import decoder_layers, load_model
 
 CPU_PACK_TOKENS = 1024
 """Tokens a row on CPU where the spec sets no micro size or budget. With SmolLM2-135M's shape and 16-token responses
@@ -91,7 +90,7 @@ class FsdpActor:
         )
         policy = MixedPrecisionPolicy(param_dtype=self.compute_dtype, reduce_dtype=torch.float32)
         options = {"mesh": self._mesh, "mp_policy": policy, "reshard_after_forward": self.reshard}
-        for layer in _decoder_layers(lm):
+        for layer in decoder_layers(lm):
             fully_shard(layer, **options)
         fully_shard(model, **options)
         for _, module in _fsdp_modules(model):
@@ -311,15 +310,6 @@ def _fill(tensor: torch.Tensor, shards: ShardReader, name: str) -> None:
     local = _local(tensor)
     shape, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
     local.copy_(shards.rows(name, offset[0], offset[0] + shape[0]))
-
-
-def _decoder_layers(lm: nn.Module) -> nn.ModuleList:
-    layers = getattr(lm.base_model, "layers", None)
-    if not isinstance(layers, nn.ModuleList):
-        raise UserInputError(
-            "UnsupportedModel", f"model.path: {type(lm).__name__} has no list of decoder layers to shard"
-        )
-    return layers
 
 
 def _fsdp_modules(model: nn.Module) -> list[tuple[str, FSDPModule]]:

@@ -1,6 +1,7 @@
 """From `spec.model` to a float32 Transformers model in memory."""
 
 import torch
+from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from grpo_api.spec.model_data import ModelSpec
@@ -18,10 +19,6 @@ def load_model(spec: ModelSpec, device: torch.device) -> PreTrainedModel:
     if device.type == "cpu" and spec.dtype != "float32":
         raise UserInputError(
             "DtypeNotOnCPU", f"model.dtype is {spec.dtype}, which CPUs run far too slowly; set float32"
-        )
-    if spec.attn_implementation == "flash_attention_2" and (device.type != "cuda" or spec.dtype != "bfloat16"):
-        raise UserInputError(
-            "AttentionNotHere", "model.attnImplementation is flash_attention_2, which needs CUDA and bfloat16; set sdpa"
         )
     check_paths(spec)
     source = {"revision": spec.revision, "trust_remote_code": spec.trust_remote_code}
@@ -42,3 +39,13 @@ def load_model(spec: ModelSpec, device: torch.device) -> PreTrainedModel:
         raise
     except Exception as error:  # Transformers raises OSError, ValueError, KeyError and its dependencies' own
         raise UserInputError("ModelNotLoaded", f"model.path {spec.path!r} could not be loaded: {error}") from error
+
+
+def decoder_layers(lm: nn.Module) -> nn.ModuleList:
+    """The layers that FSDP shards one by one. Raises UserInputError where a model has no list of them."""
+    layers = getattr(lm.base_model, "layers", None)
+    if not isinstance(layers, nn.ModuleList):
+        raise UserInputError(
+            "UnsupportedModel", f"model.path: {type(lm).__name__} has no list of decoder layers to shard"
+        )
+    return layers
