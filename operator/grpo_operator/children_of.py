@@ -30,3 +30,28 @@ def wanted(job: GRPOJob, attempt: int, observed: Observed) -> tuple[list[Object]
         *pods,
     ]
     return manifests, {"backend": backend.name, "reason": why}, None
+
+
+def spoiled(manifests: list[Object], observed: Observed) -> list[tuple[str, Object]]:
+    """Services that somebody has edited, to be made anew: without theirs, the pods of a gang do not find each other.
+
+    The job's file needs no such look, its ConfigMap is immutable; and pods are the restart policy's business.
+    """
+    return [
+        ("Service", found)
+        for item in manifests
+        if item["kind"] == "Service"
+        and (found := observed.children.get(("Service", item["metadata"]["name"]))) is not None
+        and not found["metadata"].get("deletionTimestamp")
+        and not _holds(found.get("spec"), item["spec"])
+    ]
+
+
+def _holds(found: Any, asked: Any) -> bool:
+    """Whether `found` has all that was asked for; the API server adds defaults of its own."""
+    if isinstance(asked, dict):
+        return isinstance(found, dict) and all(_holds(found.get(key), value) for key, value in asked.items())
+    if isinstance(asked, list):
+        same_length = isinstance(found, list) and len(found) == len(asked)
+        return same_length and all(_holds(*pair) for pair in zip(found, asked, strict=True))
+    return bool(found == asked)

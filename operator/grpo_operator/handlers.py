@@ -1,5 +1,7 @@
 """kopf wiring only: each event goes into the cache and enqueues its job. No handler here makes kopf write."""
 
+import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import kopf
@@ -8,13 +10,21 @@ from grpo_api import names
 from grpo_operator import metrics
 from grpo_operator.cache import Cache
 from grpo_operator.kube import RESOURCES
+from grpo_operator.watch_health import WatchHealth
 from grpo_operator.workqueue import WorkQueue
 
 WATCHED_CHILDREN = ("Pod", "Service", "ConfigMap", "PersistentVolumeClaim")
 WATCHED_GANG = ("Workload", "PodGroup")
 
 
-def make_registry(cache: Cache, queue: WorkQueue) -> kopf.OperatorRegistry:
+class Backoffs:
+    """Pauses between tries of a watch, without end: kopf drops a watch whose tries are used up, and goes on."""
+
+    def __iter__(self) -> Iterator[float]:
+        return itertools.chain((0.5, 1.0, 2.0), itertools.repeat(5.0))
+
+
+def make_registry(cache: Cache, queue: WorkQueue, health: WatchHealth) -> kopf.OperatorRegistry:
     registry = kopf.OperatorRegistry()
 
     @kopf.on.login(registry=registry)
@@ -28,12 +38,14 @@ def make_registry(cache: Cache, queue: WorkQueue) -> kopf.OperatorRegistry:
         settings.watching.client_timeout = 660
         settings.watching.connect_timeout = 10
         settings.networking.request_timeout = 60
+        settings.networking.error_backoffs = Backoffs()
         settings.scanning.disabled = True  # the CRD comes with the chart, before the operator
 
     @kopf.on.event(names.GROUP, names.VERSION, names.PLURAL, registry=registry)
     async def job_event(event: Any, **_: Any) -> None:
         metrics.LAST_WATCH_EVENT.set_to_current_time()
         job = dict(event["object"])
+        health.brought(names.KIND, job)
         queue.add(cache.drop_job(job) if event["type"] == "DELETED" else cache.put_job(job))
 
     def watch(kind: str) -> None:
@@ -46,6 +58,7 @@ def make_registry(cache: Cache, queue: WorkQueue) -> kopf.OperatorRegistry:
         async def child_event(event: Any, **_: Any) -> None:
             metrics.LAST_WATCH_EVENT.set_to_current_time()
             item = dict(event["object"])
+            health.brought(kind, item)
             deleted = event["type"] == "DELETED"
             key = cache.drop_child(kind, item) if deleted else cache.put_child(kind, item)
             if key is not None:

@@ -8,21 +8,23 @@ import sys
 import time
 
 import kopf
-from aiohttp import web
+from aiohttp import ClientError, web
 from prometheus_client import start_http_server
 
-from grpo_api import names
 from grpo_operator import metrics
 from grpo_operator.cache import Cache
 from grpo_operator.gang import native
-from grpo_operator.handlers import WATCHED_CHILDREN, WATCHED_GANG, make_registry
-from grpo_operator.kube import Kube
+from grpo_operator.handlers import make_registry
+from grpo_operator.kube import Kube, KubeError
 from grpo_operator.lease import DURATION_SECONDS, Lease
 from grpo_operator.progress import ProgressReader
 from grpo_operator.reconciler import Reconciler
+from grpo_operator.resync import Resync
 from grpo_operator.settings import Settings
 
 RESYNC_SECONDS = 300.0
+RETRY_SECONDS = 5.0
+WATCH_BEHIND_SECONDS = 60.0
 QUEUE_STUCK_SECONDS = 120.0
 PROGRESS_POLL_SECONDS = 5.0
 
@@ -39,6 +41,7 @@ class Operator:
         poll = min(PROGRESS_POLL_SECONDS, settings.progress_interval)
         self.reader = ProgressReader(poll, lambda key: self.reconciler.queue.add(key))
         self.reconciler = Reconciler(self.kube, self.cache, settings, self.reader)
+        self.resync = Resync(self.kube, self.cache, self.reconciler.queue, settings.namespaces)
         self.lease = Lease(self.kube, settings.lease_namespace, settings.lease_name, settings.identity)
         self.leading = False
         self.watching = asyncio.Event()
@@ -70,13 +73,13 @@ class Operator:
         self.leading = True
         metrics.LEADER.set(1)
         self.cache.native_gang = await self.kube.serves(native.API_VERSION, "podgroups")
-        await self._resync()
+        await self.resync.run()
         logger.info(
             "leads; native gang scheduling: %s; namespaces: %s",
             self.cache.native_gang,
             ", ".join(self.settings.namespaces) or "all",
         )
-        registry = make_registry(self.cache, self.reconciler.queue)
+        registry = make_registry(self.cache, self.reconciler.queue, self.resync.health)
         watching = kopf.operator(
             registry=registry,
             standalone=True,
@@ -89,9 +92,10 @@ class Operator:
         parts = {
             asyncio.create_task(self.reconciler.queue.run(), name="queue"),
             asyncio.create_task(self.reader.run(), name="progress"),
-            asyncio.create_task(self._keep_in_sync(), name="resync"),
             asyncio.create_task(self.lease.keep(), name="lease"),
         }
+        resync = asyncio.create_task(self._keep_in_sync(), name="resync")
+        parts.add(resync)
         # Last: kopf takes every task that was made after it for its own, and gives those 5 s before it ends.
         await asyncio.sleep(0)
         watch = asyncio.create_task(watching, name="watching")
@@ -102,7 +106,7 @@ class Operator:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(asyncio.gather(*pending, return_exceptions=True), 5)
         # kopf puts its own handlers in place of ours: a signal ends the watching without an error.
-        if asked in done or (watch in done and watch.exception() is None):
+        if asked in done or any(task in done and task.exception() is None for task in (watch, resync)):
             with contextlib.suppress(Exception):
                 await self.lease.release()
             return 0
@@ -112,34 +116,20 @@ class Operator:
         return 1
 
     async def _keep_in_sync(self) -> None:
+        """List everything now and then; return where the process must start anew to watch other kinds."""
+        pause = RESYNC_SECONDS
         while True:
-            await asyncio.sleep(RESYNC_SECONDS)
-            await self._resync()
-
-    async def _resync(self) -> None:
-        """List everything: the cache is whole before the first plan, and a deletion that a watch missed is noticed."""
-        selector = f"{names.LABEL_MANAGED_BY}={names.MANAGED_BY}"
-        queue = self.reconciler.queue
-        for namespace in self.settings.namespaces or ("",):
-            for kind in (names.KIND, *WATCHED_CHILDREN, *(WATCHED_GANG if self.cache.native_gang else ())):
-                # What is made while the list is on its way is not in it, and yet not gone.
-                before = {item["metadata"]["uid"] for item in self.cache.vanished(kind, set())}
-                items = await self.kube.list(kind, namespace, "" if kind == names.KIND else selector)
-                seen = {item["metadata"]["uid"] for item in items}
-                for item in items:
-                    if kind == names.KIND:
-                        queue.add(self.cache.put_job(item))
-                    else:
-                        self.cache.put_child(kind, item)
-                for item in self.cache.vanished(kind, seen):
-                    if item["metadata"]["uid"] not in before:
-                        continue
-                    if namespace and item["metadata"]["namespace"] != namespace:
-                        continue
-                    if kind == names.KIND:
-                        self.cache.drop_job(item)
-                    elif (key := self.cache.drop_child(kind, item)) is not None:
-                        queue.add(key)
+            await asyncio.sleep(pause)
+            try:
+                served = await self.kube.serves(native.API_VERSION, "podgroups")
+                if served is not self.cache.native_gang:
+                    logger.info("native gang scheduling is served: %s; starts anew with it", served)
+                    return
+                await self.resync.run()
+                pause = RESYNC_SECONDS
+            except (KubeError, ClientError, TimeoutError, OSError) as error:
+                logger.warning("resync: %s: %s; again in %.0f s", type(error).__name__, error, RETRY_SECONDS)
+                pause = RETRY_SECONDS
 
     async def _serve_probes(self) -> web.AppRunner:
         async def healthz(_: web.Request) -> web.Response:
@@ -166,6 +156,9 @@ class Operator:
             return f"a job waits for its reconcile since {self.reconciler.queue.oldest_seconds:.0f} s"
         if time.monotonic() - self.lease.renewed_at > DURATION_SECONDS * 2:
             return "the Lease is not being renewed"
+        watch, behind = self.resync.health.owes()
+        if behind > WATCH_BEHIND_SECONDS:
+            return f"the watch of {watch} has not brought for {behind:.0f} s what a list shows"
         return ""
 
 

@@ -170,7 +170,7 @@ def _go_on(made: Plan, observed: Observed, job: GRPOJob, now: datetime) -> None:
         if {pod["metadata"]["name"] for pod in pods} == set(expected):
             new["createdAttempt"] = attempt
             new.setdefault("startTime", status.timestamp(now))
-        elif (start := restart.next_start(new.get("restarts") or [])) is not None and start > now:
+        elif (start := restart.next_start(new.get("restarts") or [], now)) is not None and start > now:
             made.wake((start - now).total_seconds())
             # The time and not the seconds left: the status is then written once.
             message = f"attempt {attempt} starts at {status.timestamp(start)}; {new['restarts'][-1]['message']}"
@@ -234,6 +234,7 @@ def _make_children(
         and (kind, name) not in {(want["kind"], want["metadata"]["name"]) for want in wanted}
         and not item["metadata"].get("deletionTimestamp")
     ]
+    made.delete += children_of.spoiled(wanted, observed)
     return True
 
 

@@ -50,7 +50,11 @@ class ProgressReader:
         async with limit:
             try:
                 async with session.get(f"http://{address}{names.PROGRESS_PATH}", allow_redirects=False) as response:
-                    body = await response.content.read(MAX_BYTES)
+                    body = b""
+                    async for piece in response.content.iter_any():
+                        body += piece
+                        if len(body) > MAX_BYTES:
+                            return
                     report = HeadReport.model_validate_json(body) if response.status == 200 else None
             except (aiohttp.ClientError, TimeoutError, ValidationError, ValueError):
                 return  # a head that hangs or answers garbage keeps its last report

@@ -15,6 +15,8 @@ NODE_GRACE_SECONDS = 60.0
 """The same while another pod seems to run still: Kubernetes notices after 50 s that a node has fallen silent."""
 BACKOFF_BASE_SECONDS = 5.0
 BACKOFF_CAP_SECONDS = 300.0
+CLOCK_TOLERANCE_SECONDS = 60.0
+"""A time further than this in the future was written under a clock that was wrong or has been set back: no wait."""
 UNPLACED_BACKOFF_SECONDS = 30.0
 """Pause after a gang that could not be placed whole, so that others may be."""
 
@@ -79,8 +81,8 @@ def find_loss(pods: list[Object], expected: list[str], gang_was_complete: bool, 
         if (cause := podstate.cause(pod)) is not None:
             wait = 0.0
             if cause is Cause.PEER_LOST:
-                ended = podstate.terminated(pod) or {}
-                wait = max(0.0, grace - podstate.seconds_since(ended.get("finishedAt"), now))
+                since = podstate.seconds_since((podstate.terminated(pod) or {}).get("finishedAt"), now)
+                wait = max(0.0, grace - since) if since > -CLOCK_TOLERANCE_SECONDS else 0.0
                 found += [Loss(Cause.NODE_LOST, item["metadata"]["name"], silence(item)) for item in silent]
             found.append(Loss(cause, pod["metadata"]["name"], podstate.describe(pod), wait))
     return min(found, key=lambda loss: _ORDER.index(loss.cause), default=None)
@@ -92,11 +94,13 @@ def silence(pod: Object) -> str:
     return f"node {pod['spec'].get('nodeName')} of {pod['metadata']['name']} does not answer since {since}"
 
 
-def next_start(restarts: list[dict[str, Any]]) -> datetime | None:
-    """When the pods of the next attempt may be made; None for the first."""
+def next_start(restarts: list[dict[str, Any]], now: datetime) -> datetime | None:
+    """When the pods of the next attempt may be made; None for at once."""
     if not restarts:
         return None
     decided = datetime.fromisoformat(restarts[-1]["time"])
+    if (decided - now).total_seconds() > CLOCK_TOLERANCE_SECONDS:
+        return None
     return decided + timedelta(seconds=backoff_seconds(restarts))
 
 

@@ -201,7 +201,8 @@ class World:
             for kind, item in made.delete:
                 self._delete(kind, item["metadata"]["name"])
             fault = next((found for item in made.create if (found := self._create(item))), None)
-            again = made.again or bool(made.create)
+            # The watch shows the end of what goes at once, and that makes the operator plan again.
+            again = made.again or bool(made.create) or any(kind != "Pod" for kind, _ in made.delete)
             if fault is not None:
                 again = self.fault != fault
             self.fault = fault
@@ -223,6 +224,8 @@ class World:
         made = copy.deepcopy(manifest)
         made["metadata"]["uid"] = f"uid-{next(self._uids)}"
         made["status"] = {"phase": "Pending", "conditions": []} if kind == "Pod" else {}
+        if kind == "Service":
+            made["spec"] = {**made["spec"], "type": "ClusterIP", "ipFamilyPolicy": "SingleStack"}  # defaults
         if kind == "Pod":
             self.made_pods.append(made)
         self.children[kind, name] = made

@@ -204,10 +204,35 @@ def quota(world, item, rank):
     world.refused ^= {f"sums-{rank}"}
 
 
+def lose(kind):
+    """Somebody deletes every child of a kind."""
+
+    def act(world, item, rank):
+        for child in [child for child in world.children if child[0] == kind]:
+            del world.children[child]
+
+    act.__name__ = f"lose_{kind}"
+    return act
+
+
+def edit_service(world, item, rank):
+    if service := world.children.get(("Service", "sums")):
+        service["spec"]["selector"] = {"app": "another"}
+
+
+def relabel(world, item, rank):
+    """As if it were of another attempt: to the operator a pod of its own is gone."""
+    if not item["metadata"].get("deletionTimestamp"):
+        item["metadata"]["labels"]["grpo.dev/attempt"] = "77"
+
+
 FAILURES = [finish(1), finish(137, "OOMKilled"), finish(75)]
-OUTSIDE = [disrupt("EvictionByEvictionAPI"), disrupt("PreemptionByScheduler"), delete, vanish]
+OUTSIDE = [disrupt("EvictionByEvictionAPI"), disrupt("PreemptionByScheduler"), delete, vanish, relabel]
 FATAL = [finish(0), finish(65)]
-OF_THE_WORLD = [confirm_all, head_trains, wait(6), wait(20), wait(700), quota, set_suspend(True), set_suspend(False)]
+OF_THE_WORLD = [
+    *(confirm_all, head_trains, wait(6), wait(20), wait(700), wait(-4000), quota, set_suspend(True)),
+    *(set_suspend(False), edit_service, *map(lose, ("Service", "ConfigMap", "Workload", "PodGroup"))),
+]
 OFTEN = [schedule, confirm, confirm_all] * 3
 ACTIONS = [*FAILURES, *OUTSIDE, *FATAL, *OF_THE_WORLD, *OFTEN]
 """The number of times that one stands here is its weight."""
@@ -310,3 +335,63 @@ def test_job_that_is_left_in_peace_runs_or_has_ended(steps):
         world.head_report = training() if world.pod(0) else None
         world.reconcile()
     assert world.status["state"] in ("Running", *TERMINAL), world.status
+
+
+@pytest.mark.parametrize("kind", ["Service", "ConfigMap", "Workload", "PodGroup"])
+def test_child_that_somebody_deletes_comes_back(kind):
+    world = make_running_world()
+    before, pods = set(world.children), copy.deepcopy(world.pods)
+    lose(kind)(world, None, 0)
+    world.reconcile()
+    assert (set(world.children), world.pods) == (before, pods)
+    assert_settled(world)
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        {"selector": {"app": "another"}},
+        {"ports": []},
+        {"ports": [{"name": "metrics", "port": 1}]},
+        {"publishNotReadyAddresses": False},
+    ],
+)
+def test_service_that_somebody_edits_is_made_anew(edit):
+    world = make_running_world()
+    asked, pods = copy.deepcopy(world.children["Service", "sums"]["spec"]), copy.deepcopy(world.pods)
+    world.children["Service", "sums"]["spec"] |= edit
+    world.reconcile()
+    assert (world.children["Service", "sums"]["spec"], world.pods) == (asked, pods)
+    assert_settled(world)
+
+
+YOUNGER_FIELDS = ("createdAttempt", "failures", "batchPlan", "gang", "nodes", "conditions", "observedGeneration")
+
+
+@pytest.mark.parametrize("lacking", [*((name,) for name in YOUNGER_FIELDS), YOUNGER_FIELDS])
+def test_status_of_an_earlier_release_costs_no_pod(lacking):
+    """What that release did not write is filled in, and the gang goes on."""
+    world = make_running_world()
+    whole, pods = copy.deepcopy(world.status), copy.deepcopy(world.pods)
+    world.job["status"] = {name: value for name, value in whole.items() if name not in lacking}
+    world.reconcile()
+    assert world.pods == pods
+    found = world.status
+    for status in (found, whole):
+        status["conditions"].sort(key=lambda item: item["type"])
+    assert found == whole
+    assert_settled(world)
+
+
+@pytest.mark.parametrize("hours", [-9, 9])
+def test_clock_that_jumps_delays_no_restart(hours):
+    """The pause of a restart was written under another time; so was the end of a pod that lost a peer."""
+    world = make_world()
+    failed_once(world)
+    world.confirm_deletions()
+    wait(3600 * hours)(world, None, 0)
+    world.reconcile()
+    assert len(world.pods) == 2
+    end(world.pod(1), 75, at=3600 * (hours + 9))
+    made = world.reconcile()
+    assert made.wake_after is None or made.wake_after <= 30

@@ -1,16 +1,15 @@
 """One reconcile from observing to writing, on an API server in memory; and the listing of everything anew."""
 
 import copy
-import dataclasses
 
 import pytest
 
 from grpo_api.status import HeadReport
 from grpo_operator.cache import Cache
 from grpo_operator.kube import KubeError
-from grpo_operator.main import Operator
 from grpo_operator.progress import ProgressReader
 from grpo_operator.reconciler import Reconciler
+from grpo_operator.resync import Resync
 from grpo_operator.settings import Settings
 from tests.unit.operator.fake_kube import FakeKube
 from tests.unit.operator.operator_support import child, deleting, ended, later, raw_job, running, training
@@ -220,50 +219,50 @@ class ListedKube(FakeKube):
         return answer
 
 
-def operator_with(kube, **settings):
-    found = Operator(dataclasses.replace(SETTINGS, **settings))
-    found.kube = kube
-    return found
+def listing(kube, *namespaces):
+    cache = Cache()
+    queue = Reconciler(kube, cache, SETTINGS, FakeReader()).queue
+    return cache, Resync(kube, cache, queue, namespaces)
 
 
 async def test_listing_anew_notices_what_a_watch_missed():
-    operator = operator_with(ListedKube(raw_job(), running(0)))
+    cache, resync = listing(ListedKube(raw_job(), running(0)))
     gone = raw_job("gone")
     gone["metadata"]["uid"] = "gone"
-    operator.cache.put_job(gone)
-    operator.cache.put_child("Pod", running(1))
-    await operator._resync()
-    assert operator.cache.job(KEY) is not None
-    assert operator.cache.job(("team", "gone")) is None
-    assert set(operator.cache.children(KEY)) == {("Pod", "sums-0")}
+    cache.put_job(gone)
+    cache.put_child("Pod", running(1))
+    await resync.run()
+    assert cache.job(KEY) is not None
+    assert cache.job(("team", "gone")) is None
+    assert set(cache.children(KEY)) == {("Pod", "sums-0")}
 
 
 async def test_listing_one_namespace_leaves_the_others():
-    operator = operator_with(ListedKube(raw_job()), namespaces=("team",))
+    cache, resync = listing(ListedKube(raw_job()), "team")
     other = child("Pod", "sums-0")
     other["metadata"]["namespace"] = "other"
-    operator.cache.put_child("Pod", other)
-    await operator._resync()
-    assert ("Pod", "sums-0") in operator.cache.children(("other", "sums"))
+    cache.put_child("Pod", other)
+    await resync.run()
+    assert ("Pod", "sums-0") in cache.children(("other", "sums"))
 
 
 @pytest.mark.parametrize("kind", ["Pod", "GRPOJob"])
 async def test_what_is_made_while_everything_is_listed_has_not_vanished(kind):
     """Else a healthy gang whose pods were just made is taken for deleted, and restarts."""
     kube = ListedKube(raw_job())
-    operator = operator_with(kube)
+    cache, resync = listing(kube)
 
     def make(listed):
         if listed == kind == "Pod":
-            operator.cache.put_child("Pod", kube.put(running(0)))
+            cache.put_child("Pod", kube.put(running(0)))
         elif listed == kind:
             job = raw_job("new")
             job["metadata"]["uid"] = "new"
-            operator.cache.put_job(kube.put(job))
+            cache.put_job(kube.put(job))
 
     kube.meanwhile = make
-    await operator._resync()
+    await resync.run()
     if kind == "Pod":
-        assert ("Pod", "sums-0") in operator.cache.children(KEY)
+        assert ("Pod", "sums-0") in cache.children(KEY)
     else:
-        assert operator.cache.job(("team", "new")) is not None
+        assert cache.job(("team", "new")) is not None

@@ -1,0 +1,48 @@
+"""Whether the watches bring what the API server has: one that died in silence is told by a list that knows more."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from grpo_operator.kube import Object
+
+
+class WatchHealth:
+    """How long a watch has owed a change that a list showed.
+
+    Time since the last event says nothing of a quiet cluster. Resource versions of one kind grow, so a watch that
+    lives brings at least the newest one that a list has shown, a moment later.
+    """
+
+    def __init__(self, namespaces: tuple[str, ...], clock: Callable[[], float] = time.monotonic) -> None:
+        self._namespaces, self._clock = namespaces, clock
+        self._brought: dict[tuple[str, str], int] = {}
+        self._owed: dict[tuple[str, str], tuple[int, float]] = {}
+
+    def brought(self, kind: str, item: Object) -> None:
+        """A watch delivered this object."""
+        scope = item["metadata"]["namespace"] if self._namespaces else ""
+        watch = (kind, scope)
+        self._brought[watch] = max(self._brought.get(watch, 0), _version(item))
+
+    def listed(self, kind: str, namespace: str, items: list[Object]) -> None:
+        """A list of one namespace, or of all, gave these."""
+        watch, newest = (kind, namespace), max(map(_version, items), default=0)
+        if watch in self._owed and self._brought.get(watch, 0) < self._owed[watch][0]:
+            return  # the older debt tells more
+        self._owed[watch] = (newest, self._clock())
+
+    def owes(self) -> tuple[str, float]:
+        """(kind and namespace of the watch that is longest behind, seconds); ("", 0) where none is."""
+        owed = [
+            (since, f"{kind}s in {namespace or 'all namespaces'}")
+            for (kind, namespace), (newest, since) in self._owed.items()
+            if self._brought.get((kind, namespace), 0) < newest
+        ]
+        since, watch = min(owed, default=(self._clock(), ""))
+        return watch, self._clock() - since
+
+
+def _version(item: dict[str, Any]) -> int:
+    version = str(item["metadata"].get("resourceVersion", ""))
+    return int(version) if version.isdecimal() else 0

@@ -1,0 +1,173 @@
+"""Listing everything anew: what a watch missed, a dead watch, a namespace that is closed to us, a new gang API."""
+
+import asyncio
+import logging
+
+import pytest
+
+from grpo_operator import main
+from grpo_operator.cache import Cache
+from grpo_operator.kube import KubeError
+from grpo_operator.main import WATCH_BEHIND_SECONDS, Operator
+from grpo_operator.reconciler import Reconciler
+from grpo_operator.resync import Resync
+from grpo_operator.watch_health import WatchHealth
+from tests.unit.operator.operator_support import raw_job
+from tests.unit.operator.test_reconciler import SETTINGS, FakeReader, ListedKube
+
+
+class Clock:
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+def at(version, namespace="team"):
+    return {"metadata": {"namespace": namespace, "resourceVersion": str(version)}}
+
+
+def health_at(clock, *namespaces):
+    return WatchHealth(namespaces, clock)
+
+
+def test_watch_that_brings_what_lists_show_owes_nothing():
+    clock = Clock()
+    health = health_at(clock)
+    health.brought("Pod", at(7))
+    health.listed("Pod", "", [at(5), at(7), at(6)])
+    clock.now = 1000
+    assert health.owes() == ("", 0)
+
+
+def test_watch_that_does_not_bring_what_a_list_shows_is_told():
+    clock = Clock()
+    health = health_at(clock)
+    health.brought("Pod", at(7))
+    health.listed("Pod", "", [at(9)])
+    health.listed("Service", "", [])
+    clock.now = 300
+    health.listed("Pod", "", [at(9), at(50)])
+    clock.now = 361
+    assert health.owes() == ("Pods in all namespaces", 361), "since the first list that it did not match"
+    health.brought("Service", at(60))
+    assert health.owes()[1] == 361, "versions of another kind pay no debt"
+    health.brought("Pod", at(9))
+    assert health.owes() == ("", 0)
+
+
+def test_quiet_cluster_owes_nothing():
+    """No event for an hour is no sign of a dead watch."""
+    clock = Clock()
+    health = health_at(clock)
+    health.brought("Pod", at(7))
+    for clock.now in range(0, 3600, 300):
+        health.listed("Pod", "", [at(7)])
+    assert health.owes() == ("", 0)
+
+
+def test_each_namespace_has_its_own_watch():
+    clock = Clock()
+    health = health_at(clock, "team", "other")
+    health.listed("Pod", "team", [at(5)])
+    health.listed("Pod", "other", [at(6, "other")])
+    health.brought("Pod", at(8, "other"))
+    clock.now = 61
+    assert health.owes() == ("Pods in team", 61)
+
+
+async def test_probe_tells_of_a_dead_watch(monkeypatch):
+    clock = Clock()
+    operator = Operator(SETTINGS)
+    operator.resync.health = health_at(clock)
+    operator.leading, operator.lease.renewed_at = True, main.time.monotonic()
+    operator.resync.health.listed("Pod", "", [at(5)])
+    clock.now = WATCH_BEHIND_SECONDS - 1
+    assert operator._problem() == ""
+    clock.now = WATCH_BEHIND_SECONDS + 1
+    assert "the watch of Pods in all namespaces" in operator._problem()
+    operator.leading = False
+    assert operator._problem() == "", "who stands by watches nothing"
+
+
+class Denied(ListedKube):
+    """Refuses lists in some namespaces as RBAC does."""
+
+    def __init__(self, denied, *items):
+        super().__init__(*items)
+        self.denied = denied
+
+    async def list(self, kind, namespace="", selector=""):
+        if namespace in self.denied:
+            raise KubeError(403, "Forbidden", f'pods is forbidden: cannot list in the namespace "{namespace}"')
+        return await super().list(kind, namespace, selector)
+
+
+def resync_of(kube, *namespaces):
+    cache = Cache()
+    return cache, Resync(kube, cache, Reconciler(kube, cache, SETTINGS, FakeReader()).queue, namespaces)
+
+
+async def test_namespace_that_may_not_be_read_is_told_and_the_others_go_on(caplog):
+    cache, resync = resync_of(Denied(["closed"], raw_job()), "closed", "team")
+    with caplog.at_level(logging.WARNING):
+        await resync.run()
+    assert cache.job(("team", "sums")) is not None
+    assert "namespace closed" in caplog.text
+    assert "watchNamespaces" in caplog.text
+
+
+async def test_jobs_of_a_namespace_that_is_closed_later_are_not_taken_for_deleted():
+    cache, resync = resync_of(kube := Denied([], raw_job()), "team")
+    await resync.run()
+    kube.denied = ["team"]
+    await resync.run()
+    assert cache.job(("team", "sums")) is not None
+
+
+async def test_cluster_that_may_not_be_read_at_all_ends_the_operator():
+    _, resync = resync_of(Denied([""]))
+    with pytest.raises(KubeError, match="forbidden"):
+        await resync.run()
+
+
+class Api(ListedKube):
+    """Answers in turn whether it serves the gang API, or with an error."""
+
+    def __init__(self, *answers):
+        super().__init__()
+        self.answers = list(answers)
+
+    async def serves(self, api_version, plural):
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+def operator_with(kube, monkeypatch):
+    monkeypatch.setattr(main, "RESYNC_SECONDS", 0.001)
+    monkeypatch.setattr(main, "RETRY_SECONDS", 0.001)
+    operator = Operator(SETTINGS)
+    operator.kube = kube
+    operator.resync = Resync(kube, operator.cache, operator.reconciler.queue, ())
+    return operator
+
+
+async def test_gang_api_that_comes_later_starts_the_process_anew(monkeypatch, caplog):
+    kube = Api(False, False, True)
+    with caplog.at_level(logging.INFO):
+        await asyncio.wait_for(operator_with(kube, monkeypatch)._keep_in_sync(), 5)
+    assert kube.answers == []
+    assert "native gang scheduling is served: True" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "trouble", [KubeError(429, "TooManyRequests", "later"), KubeError(500, "", ""), OSError("reset"), TimeoutError()]
+)
+async def test_api_server_that_is_away_at_a_resync_ends_nothing(trouble, monkeypatch, caplog):
+    kube = Api(False, trouble, False, True)
+    await asyncio.wait_for(operator_with(kube, monkeypatch)._keep_in_sync(), 5)
+    assert kube.answers == [], "tried again until the end"
+    assert "again in" in caplog.text
