@@ -43,10 +43,16 @@ def _with_nulls(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
-async def delete_all(kube: Kube, plan: Plan) -> None:
+async def delete_all(kube: Kube, cache: Cache, plan: Plan) -> bool:
+    """Returns whether something was gone already and no watch had said so, as of what has lost our label."""
+    surprised = False
     for kind, item in plan.delete:
         metadata = item["metadata"]
-        await kube.delete(kind, metadata["namespace"], metadata["name"], metadata["uid"])
+        there = await kube.delete(kind, metadata["namespace"], metadata["name"], metadata["uid"])
+        if not there and kind != names.KIND:
+            cache.drop_child(kind, item)
+            surprised = True
+    return surprised
 
 
 async def force_stuck(kube: Kube, pods: list[Object], now: datetime) -> None:

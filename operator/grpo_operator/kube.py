@@ -28,11 +28,13 @@ RESOURCES = {
 
 
 class KubeError(Exception):
-    """The API server refused a request."""
+    """The API server refused a request, or this process may not make it any longer."""
 
-    def __init__(self, code: int, reason: str, message: str) -> None:
+    def __init__(self, code: int, reason: str, message: str, retry_after: float = 0.0) -> None:
         super().__init__(message)
         self.code, self.reason, self.message = code, reason, message
+        self.retry_after = retry_after
+        """Seconds that the API server asks to wait for; it sends them with 429 and some 503."""
 
 
 class Kube:
@@ -40,6 +42,8 @@ class Kube:
 
     def __init__(self, on_request: Callable[[str, str, int], None] = lambda verb, resource, code: None) -> None:
         self._on_request = on_request
+        self.may_write: Callable[[], bool] = lambda: True
+        """Asked before each write but the Lease's: a process that was frozen may wake up without its Lease."""
         self._api: client.ApiClient | None = None
 
     async def connect(self) -> None:
@@ -49,7 +53,7 @@ class Kube:
             config.load_incluster_config(client_configuration=configuration)
         else:
             await config.load_kube_config(client_configuration=configuration)
-        configuration.retries = False
+        configuration.retries = None  # False is taken for a number, and tries for ever
         self._api = client.ApiClient(configuration=configuration)
 
     async def close(self) -> None:
@@ -91,8 +95,8 @@ class Kube:
         body = {"metadata": {"uid": uid}, "status": status}
         return await self._request("PATCH", path, "patch", kind, body, "application/merge-patch+json")
 
-    async def delete(self, kind: str, namespace: str, name: str, uid: str, grace: int | None = None) -> None:
-        """Delete the object with this UID; one that is gone, or has another UID, is no error."""
+    async def delete(self, kind: str, namespace: str, name: str, uid: str, grace: int | None = None) -> bool:
+        """Delete the object with this UID. Returns False where it was gone already, or its name is another's."""
         options: Object = {"preconditions": {"uid": uid}, "propagationPolicy": "Background"}
         if grace is not None:
             options["gracePeriodSeconds"] = grace
@@ -101,6 +105,8 @@ class Kube:
         except KubeError as error:
             if error.code not in (404, 409):
                 raise
+            return False
+        return True
 
     async def serves(self, api_version: str, plural: str) -> bool:
         """Whether the API server has this resource."""
@@ -122,6 +128,8 @@ class Kube:
         content: str = "application/json",
     ) -> Object:
         assert self._api is not None, "connect() first"
+        if method != "GET" and kind != "Lease" and not self.may_write():
+            raise KubeError(0, "LeaseLost", "the Lease has run out, another operator may act")
         settings = self._api.configuration
         headers = {"Accept": "application/json", "Content-Type": content, "User-Agent": "grpo-operator"}
         for auth in (await settings.auth_settings()).values():
@@ -135,22 +143,23 @@ class Kube:
             data = await response.read()
             code = response.status
             if not 200 <= code < 300:
-                raise _error(code, data)
+                raise _error(code, data, response.headers.get("Retry-After"))
         except ApiException as error:
             code = int(error.status or 0)
-            raise _error(code, error.body) from error
+            raise _error(code, error.body, (error.headers or {}).get("Retry-After")) from error
         finally:
             self._on_request(verb, RESOURCES.get(kind, ("", kind))[1], code)
         answer: Object = json.loads(data)
         return answer
 
 
-def _error(code: int, body: bytes | str | None) -> KubeError:
+def _error(code: int, body: bytes | str | None, retry_after: str | None) -> KubeError:
+    seconds = float(retry_after) if retry_after and retry_after.isdecimal() else 0.0
     try:
         status = json.loads(body or b"{}")
-        return KubeError(code, str(status.get("reason", "")), str(status.get("message", "")))
-    except ValueError:
-        return KubeError(code, "", str(body)[:500])
+        return KubeError(code, str(status.get("reason", "")), str(status.get("message", "")), seconds)
+    except (ValueError, AttributeError):  # a proxy's page
+        return KubeError(code, "", str(body)[:500], seconds)
 
 
 def _path(kind: str, namespace: str, name: str = "") -> str:

@@ -43,6 +43,7 @@ class Operator:
         self.reconciler = Reconciler(self.kube, self.cache, settings, self.reader)
         self.resync = Resync(self.kube, self.cache, self.reconciler.queue, settings.namespaces)
         self.lease = Lease(self.kube, settings.lease_namespace, settings.lease_name, settings.identity)
+        self.kube.may_write = lambda: time.monotonic() - self.lease.renewed_at < DURATION_SECONDS
         self.leading = False
         self.watching = asyncio.Event()
 

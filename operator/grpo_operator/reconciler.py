@@ -19,6 +19,8 @@ from grpo_operator.settings import Settings
 from grpo_operator.workqueue import Key, WorkQueue
 
 CREATE_RETRY_SECONDS = 10.0
+DELETE_CHECK_SECONDS = 10.0
+"""A watch tells of a deletion long before, unless somebody took our label off the object."""
 MAX_ROUNDS = 5
 
 EVENTS_BASE_SECONDS, EVENTS_CAP_SECONDS = 20.0, 300.0
@@ -90,7 +92,9 @@ class Reconciler:
                 self._patched[key] = time.monotonic()
                 metrics.count_restart(old, made.status)
                 await self._events.write(job, events.told(old, made.status), now)
-        await apply.delete_all(self._kube, made)
+        surprised = await apply.delete_all(self._kube, self._cache, made)
+        if made.delete:
+            self.queue.add_after(key, DELETE_CHECK_SECONDS)
         await apply.force_stuck(self._kube, observed.pods, now)
         fault = await apply.create_all(self._kube, self._cache, job, made)
         if fault is not None:
@@ -105,7 +109,7 @@ class Reconciler:
             self.queue.add_after(key, made.wake_after + 0.1)
         self._watch_progress(key, made.status, observed.pods)
         news = await self._ask_why(key, made.stuck, now)
-        return made.again or bool(made.create) or news
+        return made.again or bool(made.create) or surprised or news
 
     async def _ask_why(self, key: Key, pod: Object | None, now: datetime) -> bool:
         """Read the Events of a pod that does not start, then again and again, ever less often. True: there is news."""

@@ -86,6 +86,7 @@ class WorkQueue:
             except Exception as error:  # one job's fault must not stop the others'
                 failures = self._failures[key] = self._failures.get(key, 0) + 1
                 delay = min(BACKOFF_CAP_SECONDS, BACKOFF_BASE_SECONDS * 2 ** min(failures - 1, 30))
+                delay = max(delay, getattr(error, "retry_after", 0.0))
                 logger.warning("%s/%s: %s: %s; again in %.1f s", *key, type(error).__name__, error, delay)
                 self.add_after(key, delay)
             finally:

@@ -87,7 +87,9 @@ class FakeKube:
             raise KubeError(409, "Conflict", "Precondition failed: UID in precondition")
         return self.put({**held, "status": merge_patch(held.get("status"), status)})
 
-    async def delete(self, kind: str, namespace: str, name: str, uid: str, grace: int | None = None) -> None:
+    async def delete(self, kind: str, namespace: str, name: str, uid: str, grace: int | None = None) -> bool:
         self.requests.append(("delete", kind, name) if grace is None else ("delete", kind, name, f"grace={grace}"))
         if self.objects.get((kind, name), {}).get("metadata", {}).get("uid") == uid:
             del self.objects[kind, name]
+            return True
+        return False

@@ -62,7 +62,7 @@ async def test_status_of_a_namesake_made_since_is_not_written():
 async def test_namesake_of_a_pod_is_not_deleted():
     kube = FakeKube(child("Pod", "sums-0", uid="new"), child("Pod", "sums-1", uid="held"))
     doomed = [("Pod", child("Pod", "sums-0", uid="old")), ("Pod", child("Pod", "sums-1", uid="held"))]
-    await apply.delete_all(kube, Plan(status={}, delete=doomed))
+    await apply.delete_all(kube, Cache(), Plan(status={}, delete=doomed))
     assert set(kube.objects) == {("Pod", "sums-0")}
 
 

@@ -181,6 +181,29 @@ async def test_refused_child_is_told_once_and_made_after_the_repair():
     assert rig.status["reason"] != "QuotaExceeded"
 
 
+async def test_pods_whose_end_no_watch_tells_are_found_out():
+    """Somebody took our label off them: the cache keeps them as they were."""
+    rig = Rig(raw_job(), running(0), running(1))
+    await rig.reconcile()
+    rig.put(ended(1, 1))
+    await rig.reconcile()
+    assert {name for _, name in rig.cache.children(KEY) if name.startswith("sums-")} >= {"sums-0", "sums-1"}
+    rig.now = later(60)
+    await rig.reconcile()
+    pods = [item for (kind, _), item in rig.kube.objects.items() if kind == "Pod"]
+    assert [item["metadata"]["labels"]["grpo.dev/attempt"] for item in pods] == ["1", "1"]
+
+
+async def test_edited_service_whose_end_no_watch_tells_is_made_anew():
+    rig = Rig(raw_job(), running(0), running(1))
+    await rig.reconcile()
+    service = rig.kube.objects["Service", "sums"]
+    rig.put({**service, "spec": {**service["spec"], "selector": {"app": "another"}}})
+    await rig.reconcile()
+    await rig.reconcile()
+    assert rig.kube.objects["Service", "sums"]["spec"]["selector"] == {"grpo.dev/job-name": "sums"}
+
+
 async def test_passing_trouble_goes_to_the_queue():
     rig = Rig(raw_job())
     rig.kube.refusals["Service", "sums"] = KubeError(503, "ServiceUnavailable", "later")
