@@ -55,8 +55,10 @@ def plan_rows(spec: GRPOJobSpec, plan: BatchPlan) -> list[PlanRow]:
             else "actor.ppoMaxTokenLenPerGpu" + ("" if actor.ppo_max_token_len_per_gpu else ", default"),
         ),
     ]
-    if plan.steps_per_epoch is not None:
-        rows.append(("steps an epoch", plan.steps_per_epoch, "full batches in the training rows"))
+    if plan.steps_per_epoch is not None and data.train.reasoning_gym is not None:
+        size = data.train.reasoning_gym.size
+        tail = f"; {left} rows of each epoch are left out" if (left := size % plan.prompts_per_step) else ""
+        rows.append(("steps an epoch", plan.steps_per_epoch, f"reasoningGym.size {size} / trainBatchSize{tail}"))
     epochs = f"trainer.totalEpochs {trainer.total_epochs}"
     origin = "trainer.totalSteps" if trainer.total_steps else epochs
     total = "?" if plan.total_steps is None else plan.total_steps

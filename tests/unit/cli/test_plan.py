@@ -61,7 +61,14 @@ def test_worked_case_explains_every_number(file):
     assert rows["accumulations an update"] == ("15", "120 / actor.ppoMicroBatchSizePerGpu 8")
     assert rows["updates a step"] == ("1", "60 / ppoMiniBatchSize 60 x ppoEpochs 1")
     assert rows["tokens a pass, at most"][0] == "8000"
+    assert rows["steps an epoch"] == ("100", "reasoningGym.size 6000 / trainBatchSize")
     assert rows["steps in all"] == ("200", "trainer.totalEpochs 2")
+
+
+def test_rows_that_fill_no_batch_are_named(file):
+    _, job = read_job(file(JOB.replace("size: 6000", "size: 6017")))
+    rows = {row.name: (row.value, row.origin) for row in plan_rows(job.spec, make_batch_plan(job.spec))}
+    assert rows["steps an epoch"] == ("100", "reasoningGym.size 6017 / trainBatchSize; 17 rows of each epoch are left out")
 
 
 def test_verl_case_as_json(file):
