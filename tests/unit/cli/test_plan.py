@@ -68,7 +68,8 @@ def test_worked_case_explains_every_number(file):
 def test_rows_that_fill_no_batch_are_named(file):
     _, job = read_job(file(JOB.replace("size: 6000", "size: 6017")))
     rows = {row.name: (row.value, row.origin) for row in plan_rows(job.spec, make_batch_plan(job.spec))}
-    assert rows["steps an epoch"] == ("100", "reasoningGym.size 6017 / trainBatchSize; 17 rows of each epoch are left out")
+    left = "reasoningGym.size 6017 / trainBatchSize; 17 rows of each epoch are left out"
+    assert rows["steps an epoch"] == ("100", left)
 
 
 def test_verl_case_as_json(file):
