@@ -114,9 +114,10 @@ def known_shape(hub_id: str) -> ModelShape | None:
 
 
 def longest_sequence(config: Mapping[str, Any]) -> int | None:
-    """Positions that a model has, as vLLM derives them (`_get_and_verify_max_len`): `max_position_embeddings`, times
-    the RoPE factor where the scaling is one that leaves it unscaled. None where the config does not say."""
-    positions = config.get("max_position_embeddings")
+    """Positions that a model has, as vLLM derives them (`_get_and_verify_max_len`): `max_position_embeddings`, or
+    `model_max_length` where a family has it, times the RoPE factor where the scaling is one that leaves them unscaled.
+    None where the config does not say."""
+    positions = config.get("model_max_length") or config.get("max_position_embeddings")
     if not isinstance(positions, int):
         return None
     for rope in _ropes(config.get("rope_parameters") or config.get("rope_scaling") or {}):

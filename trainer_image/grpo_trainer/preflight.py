@@ -14,6 +14,7 @@ _ENTRIES = (
     "num_attention_heads",
     "num_key_value_heads",
     "max_position_embeddings",
+    "model_max_length",
     "rope_parameters",
     "sliding_window",
 )

@@ -97,6 +97,7 @@ def test_tensor_parallelism_divides_heads(heads, kv_heads, fitting):
         ({"max_position_embeddings": 131072, "rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, 131072),
         ({"max_position_embeddings": 4096, "rope_parameters": {"rope_type": "dynamic", "factor": 4.0}}, 16384),
         ({"max_position_embeddings": 4096, "rope_parameters": {"full_attention": {"rope_type": "default"}}}, 4096),
+        ({"max_position_embeddings": 8192, "model_max_length": 131072}, 131072),
         ({}, None),
     ],
 )
