@@ -7,6 +7,7 @@ UV = $$(scripts/bootstrap.sh)
 RUN = $(UV) run --frozen --no-sync
 export GRPO_CACHE_DIR ?= $(HOME)/.cache/grpo-operator
 TRAINER_ENV = $(GRPO_CACHE_DIR)/venvs/trainer-cpu
+CONFORMANCE_DIR = $(GRPO_CACHE_DIR)/venvs/conformance
 TRAINER_RUN = UV_PROJECT_ENVIRONMENT=$(TRAINER_ENV) $(UV) run --frozen --no-sync
 
 .PHONY: help
@@ -33,6 +34,12 @@ unit: setup ## Unit tests that need neither torch nor a cluster (under a minute)
 .PHONY: unit-trainer
 unit-trainer: setup-trainer ## Unit tests of the trainer
 	@$(TRAINER_RUN) python -m pytest tests/unit/trainer
+
+.PHONY: conformance
+conformance: setup-trainer ## The trainer's mathematics against verl's and TRL's own functions
+	@$(UV) pip install --quiet --python $(TRAINER_ENV) --no-deps --require-hashes --target $(CONFORMANCE_DIR) \
+		-r tests/conformance/requirements.txt
+	@PYTHONPATH=$(CONFORMANCE_DIR) $(TRAINER_RUN) python -m pytest tests/conformance
 
 .PHONY: lint
 lint: setup ## ruff, type checker, import rules, generated files

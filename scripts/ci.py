@@ -17,10 +17,11 @@ def main(runner: Runner) -> int:
         Stage("unit", make("unit"), after=["lint"]),
         Stage("trainer-env", make("setup-trainer"), after=["images"], note="torch, vLLM and Ray outside the image"),
         Stage("trainer", make("unit-trainer"), after=["trainer-env", "unit"]),
+        Stage("conformance", make("conformance"), after=["trainer"]),
         # Mostly waits for control planes, so it goes beside the trainer's arithmetic.
         Stage("apiserver", make("apiserver"), after=["load", "unit"]),
         # These start Ray and vLLM: one at a time.
-        Stage("integration", make("integration"), after=["trainer", "apiserver"]),
+        Stage("integration", make("integration"), after=["conformance", "apiserver"]),
         Stage("e2e", make("e2e"), after=["integration"]),
     ]
     runner.run([*builds, *tests])

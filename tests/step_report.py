@@ -17,6 +17,7 @@ REPORT = StepReport(
     reward_errors={("correct", "timeout"): 2},
     loss=-0.0123,
     kl=0.00042,
+    kl_coefficient=0.001,
     entropy=1.25,
     clip_fraction=0.0,
     grad_norm=1.2,

@@ -48,6 +48,7 @@ THROUGHPUT = Metric(
 )
 LOSS = Metric("grpo_loss", "gauge", "Policy loss of the last update.")
 KL = Metric("grpo_kl_mean", "gauge", "Mean KL to the reference model, where it is computed.")
+KL_COEFFICIENT = Metric("grpo_kl_coefficient", "gauge", "Factor of the KL in the reward, with algorithm.useKlInReward.")
 ENTROPY = Metric("grpo_entropy_mean_nats", "gauge", "Mean entropy of the policy at response tokens.")
 CLIP_FRACTION = Metric("grpo_clip_fraction_ratio", "gauge", "Share of tokens whose probability ratio was clipped.")
 GRAD_NORM = Metric("grpo_grad_norm", "gauge", "Gradient norm before clipping.")

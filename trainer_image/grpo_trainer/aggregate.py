@@ -24,11 +24,13 @@ class LossCounts:
 def token_weights(mode: str, lengths: list[int], counts: LossCounts) -> torch.Tensor:
     """(sum of lengths,) float32 weights of the tokens of sequences with these lengths, in order.
 
-    With N tokens and S sequences in the mini-batch and T tokens in a sequence: `token-mean` 1/N, `seq-mean-token-sum`
-    1/S, `seq-mean-token-mean` 1/(S T), `seq-mean-token-sum-norm` 1/(S maxResponseLength).
+    With N tokens and S sequences in the mini-batch and T tokens in a sequence: `token-mean` 1/N, `token-sum` 1,
+    `seq-mean-token-sum` 1/S, `seq-mean-token-mean` 1/(S T), `seq-mean-token-sum-norm` 1/(S maxResponseLength). verl:
+    `agg_loss`.
     """
     of_sequence = {
         "token-mean": lambda _: 1.0 / max(counts.tokens, 1.0),
+        "token-sum": lambda _: 1.0,
         "seq-mean-token-sum": lambda _: 1.0 / max(counts.sequences, 1.0),
         "seq-mean-token-mean": lambda length: 1.0 / (max(counts.sequences, 1.0) * max(length, 1)),
         "seq-mean-token-sum-norm": lambda _: 1.0 / (max(counts.sequences, 1.0) * counts.max_response_length),

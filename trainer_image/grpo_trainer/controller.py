@@ -20,6 +20,7 @@ from grpo_trainer.checkpoint import CheckpointError, begin_anew
 from grpo_trainer.checkpoint_files import CheckpointInfo
 from grpo_trainer.data import Prompt, PromptLoader
 from grpo_trainer.errors import PeerLostError, UserInputError
+from grpo_trainer.kl_control import KlInReward
 from grpo_trainer.metrics import StepReport, TrainerMetrics, log_line, warnings
 from grpo_trainer.partition import balanced, equal_runs
 from grpo_trainer.progress import Pace, ProgressServer, progress_of, rfc3339
@@ -75,6 +76,7 @@ class Controller:
         self._saved: CheckpointInfo | None = None
         self._pace = Pace()
         self._unrewarded = 0
+        self._kl_in_reward = KlInReward(job.spec.algorithm) if job.spec.algorithm.use_kl_in_reward else None
 
     def run(self) -> None:
         """From the newest checkpoint, or step 0, to the last step. Returns when everything is on the volume."""
@@ -143,6 +145,8 @@ class Controller:
         start = time.monotonic()
         state = self._gang.all("resume", info)[0]
         self._loader.load_state_dict(state["data"])
+        if self._kl_in_reward:
+            self._kl_in_reward.coefficient = state.get("kl_coef", self._kl_in_reward.coefficient)
         self._take_over(info)
         self._done, self._tokens = info.step, info.tokens
         done = Progress(step=info.step, total_steps=self._total, percent=percent(info.step, self._total))
@@ -161,12 +165,17 @@ class Controller:
         self._check_rewards(step.number, result)
         samples = self._samples(prompts, responses, result)
         mini_batches = self._mini_batches(samples)
-        if self._plan.updates_per_step > 1:
+        on_policy = self._plan.updates_per_step == 1
+        if not on_policy or self._kl_in_reward:
             with step.phase("old_log_prob"):
                 self._log_probs(mini_batches, "old_log_probs", reference=False)
-        if spec.actor.use_kl_loss:
+        if spec.has_reference:
             with step.phase("ref"):
                 self._log_probs(mini_batches, "ref_log_probs", reference=True)
+        reward_kl = self._set_advantages(samples, result)
+        if on_policy:
+            for sample in samples:
+                sample.old_log_probs = None  # the update's own, so that the ratio is exactly 1
         with step.phase("update"):
             updates = [
                 gang.each("update", by_rank)[0] for _ in range(spec.actor.ppo_epochs) for by_rank in mini_batches
@@ -177,7 +186,7 @@ class Controller:
         self._tokens += sum(len(sample.prompt_ids) + len(sample.response_ids) for sample in samples)
         with step.phase("checkpoint"):
             self._maybe_save()
-        self._report(step, responses, samples, result, updates)
+        self._report(step, responses, samples, result, updates, reward_kl)
 
     def _roll_out(self, step: int, prompts: list[Prompt]) -> list[Response]:
         """Responses by prompt, then number."""
@@ -208,18 +217,33 @@ class Controller:
             )
 
     def _samples(self, prompts: list[Prompt], responses: list[Response], result: RewardResult) -> list[Sample]:
-        advantages = compute_advantages(self._spec, result.rewards, [one.group for one in responses])
+        """Without advantages."""
+        without_truncated = self._spec.algorithm.mask_truncated_responses
         return [
             Sample(
                 prompts[one.group].prompt_ids,
                 one.token_ids,
                 one.group,
                 rollout_log_probs=one.log_probs,
-                advantage=advantage or 0.0,
-                mask=advantage is not None,
+                mask=reward is not None and not (without_truncated and one.truncated),
             )
-            for one, advantage in zip(responses, advantages, strict=True)
+            for one, reward in zip(responses, result.rewards, strict=True)
         ]
+
+    def _set_advantages(self, samples: list[Sample], result: RewardResult) -> float | None:
+        """Returns the KL that was taken off the rewards, where it is."""
+        penalties, kl = self._kl_in_reward.penalties(samples) if self._kl_in_reward else (None, None)
+        advantages = compute_advantages(
+            self._spec,
+            result.rewards,
+            [sample.group for sample in samples],
+            [len(sample.response_ids) for sample in samples],
+            token_penalties=penalties,
+            function_scores=result.function_scores or None,
+        )
+        for sample, advantage in zip(samples, advantages, strict=True):
+            sample.advantage = advantage or 0.0
+        return kl
 
     def _mini_batches(self, samples: list[Sample]) -> list[list[list[Sample]]]:
         """Samples by mini-batch and rank. Groups stay whole, so that each prompt is computed once, unless their number
@@ -250,7 +274,9 @@ class Controller:
         due = self._done == self._total or (frequency > 0 and self._done % frequency == 0)
         if due:
             self._finish_save()
-            state = {"data": self._loader.state_dict()}
+            state: dict[str, Any] = {"data": self._loader.state_dict()}
+            if self._kl_in_reward:
+                state["kl_coef"] = self._kl_in_reward.coefficient
             self._gang.all("save", self._done, state, self._tokens, self._spec_hash, self._run_id)
         else:
             self._take_over(self._gang.first("checkpoint", self._run_id))
@@ -286,6 +312,7 @@ class Controller:
         samples: list[Sample],
         result: RewardResult,
         updates: list[dict[str, float]],
+        reward_kl: float | None,
     ) -> None:
         memory = dict(enumerate(self._gang.all("memory")))
         seconds = time.monotonic() - step.began
@@ -313,7 +340,8 @@ class Controller:
             function_means=result.function_means,
             reward_errors=result.errors,
             loss=mean("pg_loss"),
-            kl=mean("kl_loss"),
+            kl=mean("kl_loss") if self._spec.actor.use_kl_loss else reward_kl,
+            kl_coefficient=self._kl_in_reward.coefficient if self._kl_in_reward else None,
             entropy=mean("entropy"),
             clip_fraction=mean("pg_clipfrac"),
             grad_norm=mean("grad_norm"),

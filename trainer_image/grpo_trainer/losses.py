@@ -1,8 +1,4 @@
-"""The policy loss: PPO's clipped surrogate with dual clip, KL penalty and entropy bonus. A pure function of tensors.
-
-Formulas: PPO (arXiv 1707.06347), dual clip (arXiv 1912.09729), clip-higher (DAPO, arXiv 2503.14476); the same as verl's
-`compute_policy_loss_vanilla`.
-"""
+"""The loss of a micro-batch: the policy loss that the spec names, KL penalty and entropy bonus. A pure function."""
 
 from dataclasses import dataclass
 
@@ -10,19 +6,24 @@ import torch
 
 from grpo_api.spec.training import ActorSpec
 from grpo_trainer.kl import kl_penalty
+from grpo_trainer.policy_losses import PolicyTokens, find_loss
 
 
 @dataclass(frozen=True)
 class LossInputs:
-    """Tokens of one micro-batch, all tensors of shape (T,) and float32."""
+    """Tokens of one micro-batch, whole sequences one after the other; all tensors of shape (T,) and float32."""
 
     log_probs: torch.Tensor
     """By the current policy, with gradient."""
     old_log_probs: torch.Tensor
     """By the policy that the step started from."""
     advantages: torch.Tensor
+    lengths: tuple[int, ...]
+    """Tokens of each sequence."""
     weights: torch.Tensor
-    """From `aggregate.token_weights`; 0 for tokens left out."""
+    """From `aggregate.token_weights` by `actor.lossAggMode`; 0 for tokens left out."""
+    policy_weights: torch.Tensor
+    """The policy loss's own: `weights`, unless that loss is defined with another mode."""
     entropy: torch.Tensor
     """Of the current policy in nats; with gradient where `entropy_coeff` is not 0."""
     ref_log_probs: torch.Tensor | None = None
@@ -40,28 +41,18 @@ class LossOutputs:
 TOKEN_SUMS = ("entropy", "pg_clipfrac", "pg_clipfrac_lower", "ppo_kl")
 
 
-def policy_loss(inputs: LossInputs, actor: ActorSpec) -> LossOutputs:
-    """Loss and metric sums of one micro-batch.
-
-    With A >= 0 a token costs max(-A r, -A clip(r, 1-low, 1+high)); with A < 0 that is bounded by -A c.
-    """
-    low = actor.clip_ratio if actor.clip_ratio_low is None else actor.clip_ratio_low
-    high = actor.clip_ratio if actor.clip_ratio_high is None else actor.clip_ratio_high
-    advantages, weights = inputs.advantages, inputs.weights
-    log_ratio = torch.clamp(inputs.log_probs - inputs.old_log_probs, -20.0, 20.0)
-    ratio = log_ratio.exp()
-    plain = -advantages * ratio
-    clipped = -advantages * torch.clamp(ratio, 1.0 - low, 1.0 + high)
-    upper = torch.maximum(plain, clipped)
-    bound = -advantages * actor.clip_ratio_c
-    token_loss = torch.where(advantages < 0, torch.minimum(upper, bound), upper)
-    loss = pg_loss = (token_loss * weights).sum()
+def compute_loss(inputs: LossInputs, actor: ActorSpec) -> LossOutputs:
+    """Loss and metric sums of one micro-batch."""
+    weights = inputs.weights
+    tokens = PolicyTokens(inputs.log_probs, inputs.old_log_probs, inputs.advantages, inputs.lengths)
+    policy = find_loss(actor.policy_loss.loss_mode).cost(tokens, actor)
+    loss = pg_loss = (policy.cost * inputs.policy_weights).sum()
     counted = weights > 0
     sums = {
         "pg_loss": pg_loss.detach(),
-        "pg_clipfrac": ((clipped > plain) & counted).sum(),
-        "pg_clipfrac_lower": ((upper > bound) & (advantages < 0) & counted).sum(),
-        "ppo_kl": (-log_ratio.detach() * counted).sum(),
+        "pg_clipfrac": (policy.clipped & counted).sum(),
+        "pg_clipfrac_lower": (policy.clipped_lower & counted).sum(),
+        "ppo_kl": (torch.clamp(-tokens.log_ratio.detach(), -20.0, 20.0) * counted).sum(),
         "entropy": (inputs.entropy.detach() * counted).sum(),
     }
     if inputs.ref_log_probs is not None:

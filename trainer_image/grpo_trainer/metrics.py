@@ -40,6 +40,8 @@ class StepReport:
     """Failed samples of this step by (function, cause)."""
     loss: float | None = None
     kl: float | None = None
+    kl_coefficient: float | None = None
+    """Of the KL in the reward, for the next step."""
     entropy: float | None = None
     """Nats a response token."""
     clip_fraction: float | None = None
@@ -111,6 +113,7 @@ class TrainerMetrics:
             (names.THROUGHPUT, report.tokens_per_second),
             (names.LOSS, report.loss),
             (names.KL, report.kl),
+            (names.KL_COEFFICIENT, report.kl_coefficient),
             (names.ENTROPY, report.entropy),
             (names.CLIP_FRACTION, report.clip_fraction),
             (names.GRAD_NORM, report.grad_norm),
@@ -162,6 +165,7 @@ def log_line(report: StepReport) -> str:
     values |= {
         "loss": report.loss,
         "kl": report.kl,
+        "kl_coef": report.kl_coefficient,
         "entropy": report.entropy,
         "clip_fraction": report.clip_fraction,
         "grad_norm": report.grad_norm,

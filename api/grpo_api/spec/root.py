@@ -155,7 +155,7 @@ class GRPOJobSpec(ApiModel):
     actor: ActorSpec = Field(json_schema_extra=_frozen())
     """How the policy is updated from a step's responses: batches, clipping, loss, optimizer."""
     ref: RefSpec = Field(default_factory=RefSpec, json_schema_extra=_frozen())
-    """Batches of the frozen reference model, which is loaded only with `actor.useKlLoss`."""
+    """Batches of the frozen reference model, loaded only with `actor.useKlLoss` or `algorithm.useKlInReward`."""
     trainer: TrainerSpec = Field(json_schema_extra=_frozen())
     """Length and size of the run: exactly one of `totalSteps` and `totalEpochs`, pods and GPUs."""
     gang_scheduling: GangSchedulingSpec = Field(default_factory=GangSchedulingSpec, json_schema_extra=_frozen())
@@ -168,3 +168,8 @@ class GRPOJobSpec(ApiModel):
     """The gang's pods. What the operator must control (rank, rendezvous, mounts it makes) wins over this section."""
     metrics: MetricsSpec = Field(default_factory=MetricsSpec, json_schema_extra=_frozen())
     """The metrics endpoint of the trainer's pods."""
+
+    @property
+    def has_reference(self) -> bool:
+        """Whether a frozen reference model is loaded beside the actor."""
+        return self.actor.use_kl_loss or self.algorithm.use_kl_in_reward

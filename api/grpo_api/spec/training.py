@@ -8,15 +8,61 @@ from grpo_api.base import ApiModel, FreeObject, cel_rules, exactly_one
 
 Batch = Field(default=None, ge=1, le=1_048_576)
 
+AdvEstimator = Literal[
+    "grpo",
+    "dr_grpo",
+    "rloo",
+    "opo",
+    "gpg",
+    "max_rl",
+    "grpo_passk",
+    "gdpo",
+    "reinforce_plus_plus",
+    "reinforce_plus_plus_baseline",
+    "gae",
+]
+
+
+class KlCtrlSpec(ApiModel):
+    """How strongly the KL counts in the reward, and whether that adapts."""
+
+    type: Literal["fixed", "adaptive"] = "fixed"
+    """`fixed`: always `klCoef`. `adaptive`: `klCoef` at first, then raised while the KL is above `targetKl` and lowered
+    while it is below."""
+    kl_coef: float = Field(default=0.001, ge=0, le=100)
+    """Factor of the KL in the reward."""
+    target_kl: float = Field(default=0.1, gt=0, le=1000)
+    """KL a token, in nats, that `adaptive` steers to."""
+    horizon: int = Field(default=10_000, ge=1, le=1_000_000_000)
+    """Responses over which `adaptive` changes its factor by at most a fifth."""
+
 
 class AlgorithmSpec(ApiModel):
     """How rewards become advantages."""
 
-    adv_estimator: Literal["grpo", "rloo"] = "grpo"
-    """Advantage estimator: `grpo` centres a response's reward on its group's mean, `rloo` on the mean of the others.
-    `gae` needs a critic, which is not in this API yet."""
+    adv_estimator: AdvEstimator = "grpo"
+    """Advantage estimator. Against the own group's rewards: `grpo`, `dr_grpo` (not divided by their deviation), `rloo`
+    (the mean of the others), `opo` (mean weighted by length), `gpg`, `max_rl` (divided by the mean), `grpo_passk` (only
+    the best response), `gdpo` (each reward function by itself), `reinforce_plus_plus_baseline` (whitened over the
+    step). Against the whole step: `reinforce_plus_plus`. `gae` without a critic takes each token's reward as its value.
+    Formulas and sources are in docs/algorithms.md."""
     norm_adv_by_std_in_grpo: bool = True
-    """Divide a group's centred rewards by their standard deviation (GRPO); false gives Dr.GRPO's advantage."""
+    """Divide a group's centred rewards by their standard deviation; false gives Dr.GRPO's advantage. Read by `grpo`,
+    `grpo_passk` and `gdpo`."""
+    gamma: float = Field(default=1.0, ge=0, le=1)
+    """Discount of a reward for each token before it. Read by `reinforce_plus_plus` and `gae`."""
+    lam: float = Field(default=1.0, ge=0, le=1)
+    """GAE's lambda: 0 looks at the next token's reward alone, 1 at all later ones. Read by `gae`."""
+    use_kl_in_reward: bool = False
+    """Take the KL against the reference model off each token's reward, before advantages. It takes memory for a second
+    copy of the weights, and a pass of log-probabilities by each model."""
+    kl_penalty: Literal["kl", "abs", "mse", "low_var_kl"] = "kl"
+    """Estimator of that KL, as `actor.klLossType` explains."""
+    kl_ctrl: KlCtrlSpec = Field(default_factory=KlCtrlSpec)
+    """Its coefficient; read only with `useKlInReward`."""
+    mask_truncated_responses: bool = False
+    """Leave responses that were cut at `data.maxResponseLength` out of the loss (DAPO's overlong filtering). Their
+    rewards still count in their groups."""
 
 
 class RolloutSpec(ApiModel):
@@ -73,6 +119,21 @@ class FsdpSpec(ApiModel):
     """Free gathered parameters after forward and gather them again for backward: less memory, more traffic."""
 
 
+LossMode = Literal["vanilla", "gspo", "cispo", "sapo", "geo_mean", "dppo_tv", "dppo_kl", "gpg"]
+LossAggMode = Literal["token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
+KlType = Literal["kl", "abs", "mse", "low_var_kl", "kl+", "abs+", "low_var_kl+"]
+
+
+class PolicyLossSpec(ApiModel):
+    """What a token costs, given its advantage and the ratio of its new and old probabilities."""
+
+    loss_mode: LossMode = "vanilla"
+    """`vanilla`: PPO's clipped ratio; `gspo`: the ratio of the whole response; `cispo`: clipped ratios as weights;
+    `sapo`: a smooth gate for the clip; `geo_mean`: GMPO's geometric mean of ratios; `dppo_tv`, `dppo_kl`: tokens
+    left out by how far their probability moved; `gpg`: no ratio at all. `sapo` and `geo_mean` are means over responses
+    of means over tokens, whatever `lossAggMode` says. Formulas and sources are in docs/algorithms.md."""
+
+
 class ActorSpec(ApiModel):
     """The policy's update."""
 
@@ -87,26 +148,33 @@ class ActorSpec(ApiModel):
     maxResponseLength. 16384 where neither is set."""
     ppo_epochs: int = Field(default=1, ge=1, le=64)
     """Passes over a step's responses, each of trainBatchSize / ppoMiniBatchSize updates."""
+    policy_loss: PolicyLossSpec = Field(default_factory=PolicyLossSpec)
+    """The policy loss."""
     clip_ratio: float = Field(default=0.2, gt=0, le=1)
-    """PPO clip range: the probability ratio is held between 1 - clipRatio and 1 + clipRatio."""
+    """Clip range: the probability ratio is held between 1 - clipRatio and 1 + clipRatio. A bound on its logarithm with
+    the loss `geo_mean`, on the divergence with `dppo_tv` and `dppo_kl`; not read by `sapo` and `gpg`."""
     clip_ratio_low: float | None = Field(default=None, gt=0, le=1)
     """Clip range below 1; `clipRatio` where unset."""
     clip_ratio_high: float | None = Field(default=None, gt=0, le=10)
     """Clip range above 1 (DAPO's clip-higher); `clipRatio` where unset."""
     clip_ratio_c: float = Field(default=3.0, gt=1, le=100)
-    """Dual-clip bound: the most that the ratio may weigh where the advantage is negative."""
-    loss_agg_mode: Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"] = (
-        "token-mean"
-    )
-    """How token losses become one number: the mean over tokens; or the mean over responses of each one's sum, mean, or
-    sum divided by `data.maxResponseLength`. Counts are over the whole mini-batch, across GPUs."""
+    """Dual-clip bound of the loss `vanilla`: the most that the ratio may weigh where the advantage is negative. With
+    `dppo_tv` and `dppo_kl` the most it may weigh anywhere (20 is usual there). Other losses do not read it."""
+    tau_pos: float = Field(default=1.0, gt=0, le=100)
+    """Temperature of the loss `sapo` where the advantage is positive: a higher one makes its gate narrower."""
+    tau_neg: float = Field(default=1.05, gt=0, le=100)
+    """Temperature of the loss `sapo` elsewhere."""
+    loss_agg_mode: LossAggMode = "token-mean"
+    """How token losses become one number: the mean or the sum over tokens; or the mean over responses of each one's
+    sum, mean, or sum divided by `data.maxResponseLength`. Counts are over the whole mini-batch, across GPUs."""
     use_kl_loss: bool = False
     """Add to the loss a KL penalty against the reference model, which takes memory for a second copy of the weights."""
     kl_loss_coef: float = Field(default=0.001, ge=0, le=100)
     """Coefficient of the KL loss; read only with `useKlLoss`."""
-    kl_loss_type: Literal["kl", "abs", "mse", "low_var_kl"] = "low_var_kl"
+    kl_loss_type: KlType = "low_var_kl"
     """Estimator of the KL divergence a token: `kl` (k1, the log ratio), `abs` (its absolute value), `mse` (k2, half its
-    square) or `low_var_kl` (k3, never negative and of low variance)."""
+    square) or `low_var_kl` (k3, never negative and of low variance). With a `+`, such as `low_var_kl+`, the value is
+    that estimator's and the gradient is that of `mse`, which is right on average, unlike those of k1 and k3."""
     entropy_coeff: float = Field(default=0.0, ge=0, le=100)
     """Coefficient of the entropy bonus."""
     grad_clip: float = Field(default=1.0, gt=0, le=1e6)
@@ -118,7 +186,7 @@ class ActorSpec(ApiModel):
 
 
 class RefSpec(ApiModel):
-    """The frozen reference model; loaded only with `actor.useKlLoss`."""
+    """The frozen reference model; loaded only with `actor.useKlLoss` or `algorithm.useKlInReward`."""
 
     log_prob_micro_batch_size_per_gpu: int | None = Batch
     """Responses in one round of the reference model on each GPU; divides the step's responses on each GPU. As for the

@@ -213,10 +213,6 @@ class Draft:
             elif row is None:
                 self.booked.add(key)
                 self.report.unknown.append(Left(setting, self._advice(key)))
-            elif key == "algorithm.kl_penalty" and isinstance(setting.value, int | float):
-                self.leave(
-                    key, f"verl has a type of KL here, such as kl or low_var_kl; for a coefficient, set {KL_COEF}"
-                )
             elif not setting.deleted and row.changes(setting.value):
                 self.change(key, row.instead)
             else:

@@ -6,7 +6,9 @@ the short forms that users write. The one home of the mapping: docs/verl.md is m
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
+
+from grpo_api.spec.training import LossAggMode, LossMode
 
 MODEL = "actor_rollout_ref.model."
 ACTOR = "actor_rollout_ref.actor."
@@ -38,10 +40,7 @@ class Key:
     doc: str = ""
 
 
-_SAME_LOSS = {
-    name: name for name in ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
-}
-_KL_TYPES = {
+KL_TYPES = {
     "kl": "kl",
     "k1": "kl",
     "abs": "abs",
@@ -50,6 +49,9 @@ _KL_TYPES = {
     "low_var_kl": "low_var_kl",
     "k3": "low_var_kl",
 }
+KL_TYPES |= {f"{name}+": ours if ours == "mse" else f"{ours}+" for name, ours in KL_TYPES.items()}
+_SAME_CONTROL = {"fixed": "fixed", "adaptive": "adaptive"}
+LOSS_MODES = {name: name for name in get_args(LossMode)}
 _DTYPES = {"bfloat16": "bfloat16", "bf16": "bfloat16", "float32": "float32", "fp32": "float32"}
 _DYNAMIC = f"${{oc.select:{ACTOR}use_dynamic_bsz,false}}"
 _MAX_TOKENS = f"${{oc.select:{ACTOR}ppo_max_token_len_per_gpu,16384}}"
@@ -130,9 +132,24 @@ KEYS: tuple[Key, ...] = (
         "text",
         "gae",
         combined=True,
-        doc="grpo, rloo and their `_vectorized` forms; any other trains with grpo, and the report says so",
+        doc="gae (needs a critic), gdpo (several functions) and unknown ones train with grpo, as the report says",
     ),
     Key("algorithm.norm_adv_by_std_in_grpo", "algorithm.normAdvByStdInGrpo", "bool", True),
+    Key("algorithm.gamma", "algorithm.gamma", "float", 1.0),
+    Key("algorithm.lam", "algorithm.lam", "float", 1.0),
+    Key("algorithm.use_kl_in_reward", "algorithm.useKlInReward", "bool", False),
+    Key(
+        "algorithm.kl_penalty",
+        "algorithm.klPenalty",
+        "text",
+        "kl",
+        combined=True,
+        doc="a number, which verl would refuse, is left out",
+    ),
+    Key("algorithm.kl_ctrl.type", "algorithm.klCtrl.type", "text", "fixed", choices=_SAME_CONTROL),
+    Key("algorithm.kl_ctrl.kl_coef", "algorithm.klCtrl.klCoef", "float", 0.001),
+    Key("algorithm.kl_ctrl.target_kl", "algorithm.klCtrl.targetKl", "float", 0.1),
+    Key("algorithm.kl_ctrl.horizon", "algorithm.klCtrl.horizon", "int", 10000),
     # rollout
     Key(
         ROLLOUT + "name", "rollout.engine", "text", "vllm", combined=True, doc="vllm or hf; any other is run with vllm"
@@ -202,20 +219,37 @@ KEYS: tuple[Key, ...] = (
     Key(ACTOR + "ppo_max_token_len_per_gpu", "actor.ppoMaxTokenLenPerGpu", "int", 16384, combined=True),
     Key(ACTOR + "ppo_epochs", "actor.ppoEpochs", "int", 1),
     Key(
+        ACTOR + "policy_loss.loss_mode",
+        "actor.policyLoss.lossMode",
+        "text",
+        "vanilla",
+        choices=LOSS_MODES,
+        instead="vanilla",
+    ),
+    Key(ACTOR + "tau_pos", "actor.tauPos", "float", 1.0),
+    Key(ACTOR + "tau_neg", "actor.tauNeg", "float", 1.05),
+    Key(
         ACTOR + "clip_ratio",
         "actor.clipRatio",
         "float",
         0.2,
         combined=True,
-        doc="verl's vanilla loss only, like the three below",
+        doc="with the losses that we have, like the three below",
     ),
     Key(ACTOR + "clip_ratio_low", "actor.clipRatioLow", "float", combined=True, write_default=False),
     Key(ACTOR + "clip_ratio_high", "actor.clipRatioHigh", "float", combined=True, write_default=False),
     Key(ACTOR + "clip_ratio_c", "actor.clipRatioC", "float", 3.0, combined=True),
-    Key(ACTOR + "loss_agg_mode", "actor.lossAggMode", "text", "token-mean", choices=_SAME_LOSS, instead="token-mean"),
+    Key(
+        ACTOR + "loss_agg_mode",
+        "actor.lossAggMode",
+        "text",
+        "token-mean",
+        choices={name: name for name in get_args(LossAggMode)},
+        instead="token-mean",
+    ),
     Key(ACTOR + "use_kl_loss", "actor.useKlLoss", "bool", False),
     Key(ACTOR + "kl_loss_coef", "actor.klLossCoef", "float", 0.001),
-    Key(ACTOR + "kl_loss_type", "actor.klLossType", "text", "low_var_kl", choices=_KL_TYPES, instead="low_var_kl"),
+    Key(ACTOR + "kl_loss_type", "actor.klLossType", "text", "low_var_kl", choices=KL_TYPES, instead="low_var_kl"),
     Key(ACTOR + "entropy_coeff", "actor.entropyCoeff", "float", 0),
     Key(
         ACTOR + "grad_clip",

@@ -56,16 +56,6 @@ def _many(
 
 NOT_CARRIED: tuple[NotCarried, ...] = (
     # algorithm
-    *_many("algorithm.gamma algorithm.lam", "without effect with grpo and rloo: one reward a response, and no critic"),
-    NotCarried(
-        "algorithm.use_kl_in_reward",
-        "off here, too",
-        (False,),
-        "no KL in the reward in this API yet: the reward is left alone; actor.use_kl_loss puts a KL into the loss",
-    ),
-    *_many(
-        "algorithm.kl_penalty algorithm.kl_ctrl.*", "belongs to the KL in the reward, which this API does not have yet"
-    ),
     NotCarried(
         "algorithm.filter_groups.enable",
         "off here, too",
@@ -117,14 +107,7 @@ NOT_CARRIED: tuple[NotCarried, ...] = (
     NotCarried(REF + "strategy", _ENGINE),
     *_many("megatron.* veomni.* torchtitan.* automodel.* engine.* model_engine", _ENGINE, under=ACTOR),
     *_many("megatron.* veomni.* torchtitan.* automodel.* engine.* model_engine", _ENGINE, under=REF),
-    NotCarried(
-        ACTOR + "policy_loss.loss_mode",
-        "the same here",
-        ("vanilla",),
-        "the clipped PPO loss (verl's vanilla) is used: no other in this API yet",
-    ),
     NotCarried(ACTOR + "policy_loss.*", "belongs to losses that this API does not have yet"),
-    *_many("tau_pos tau_neg", "belongs to losses that this API does not have yet", under=ACTOR),
     NotCarried(ACTOR + "loss_scale_factor", "the same here", (), "token sums are divided by data.maxResponseLength"),
     NotCarried(
         ACTOR + "fsdp_config.model_dtype", "float32 master weights", ("fp32", "float32"), "master weights are float32"
@@ -210,7 +193,9 @@ NOT_CARRIED: tuple[NotCarried, ...] = (
     NotCarried("critic.*", f"{_NO_CRITIC}: the group's mean is the baseline"),
     NotCarried("use_critic", "off here, too", (False,), f"{_NO_CRITIC}: the group's mean is the baseline"),
     NotCarried("use_rm", "off here, too", (False,), f"{_REWARD_MODEL}: reward.functions score the responses"),
-    NotCarried("use_reference_policy", "the reference is loaded where actor.use_kl_loss is true, and only there"),
+    NotCarried(
+        "use_reference_policy", "the reference is loaded where a KL is in the loss or in the reward, and only there"
+    ),
     *_many(
         "reward_model.enable reward.reward_model.enable",
         "off here, too",

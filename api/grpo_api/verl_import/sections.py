@@ -1,11 +1,12 @@
 """Keys that are read together: names, data, estimator, engine, batch sizes, schedule, checkpoints."""
 
 import re
+from typing import get_args
 
 from grpo_api.names import MAX_JOB_NAME_LENGTH
-from grpo_api.spec.training import RolloutSpec
-from grpo_api.verl_import.draft import ENGINE_KWARGS, Draft
-from grpo_api.verl_import.keys import ACTOR, CARRIED, MODEL, REF, ROLLOUT
+from grpo_api.spec.training import AdvEstimator, RolloutSpec
+from grpo_api.verl_import.draft import ENGINE_KWARGS, KL_COEF, Draft
+from grpo_api.verl_import.keys import ACTOR, CARRIED, KL_TYPES, LOSS_MODES, MODEL, REF, ROLLOUT
 
 DEFAULT_MODEL = "deepseek-ai/deepseek-llm-7b-chat"
 """Hub id of the model that verl's default path names."""
@@ -13,7 +14,12 @@ PLACEHOLDER = "/REPLACE-ME"
 DEFAULT_FILES = f"{PLACEHOLDER}/data/rlhf/gsm8k/train.parquet"
 CLAIM_SIZE = "50Gi"
 _TRUNCATION = {"error": "Error", "left": "TruncateLeft", "right": "TruncateRight"}
-_ESTIMATORS = {"grpo": "grpo", "grpo_vectorized": "grpo", "rloo": "rloo", "rloo_vectorized": "rloo"}
+_ESTIMATORS = {name: name for name in get_args(AdvEstimator) if name not in ("gae", "gdpo")}
+_ESTIMATORS |= {"grpo_vectorized": "grpo", "rloo_vectorized": "rloo"}
+_NO_ESTIMATOR = {
+    "gae": "needs a critic, which this API does not have yet",
+    "gdpo": "takes its rewards from the keys of one function's answer in verl, here from several reward.functions",
+}
 
 
 def job_name(draft: Draft, name: str | None) -> str:
@@ -97,8 +103,9 @@ def estimator_and_engine(draft: Draft) -> None:
         draft.put("algorithm.advEstimator", _ESTIMATORS[word], key)
     else:
         draft.set("algorithm.advEstimator", "grpo")
-        why = "needs a critic, which this API does not have yet" if word == "gae" else "is no estimator of this API yet"
+        why = _NO_ESTIMATOR.get(word, "is no estimator of this API yet")
         draft.change(key, f"{word} {why}: trained with grpo instead, whose advantage is the score against its group")
+    _kl_in_reward(draft)
     key = ROLLOUT + "name"
     word = str(draft.value(key)).lower()
     if word in ("vllm", "hf"):
@@ -128,14 +135,30 @@ def estimator_and_engine(draft: Draft) -> None:
             draft.leave(key, "not set; the engine's own default")
 
 
+def _kl_in_reward(draft: Draft) -> None:
+    """The type of the KL in the reward. Its value has no gradient, so that verl's straight-through forms say nothing
+    more; users of other tools write a coefficient here."""
+    key = "algorithm.kl_penalty"
+    setting = draft.given(key)
+    if setting is not None and isinstance(setting.value, int | float):
+        draft.leave(key, f"verl has a type of KL here, such as kl or low_var_kl; for a coefficient, set {KL_COEF}")
+        return
+    word = str(draft.value(key)).lower()
+    if word in KL_TYPES:
+        draft.put("algorithm.klPenalty", KL_TYPES[word].removesuffix("+"), key)
+    elif draft.value("algorithm.use_kl_in_reward") is True:
+        draft.set("algorithm.klPenalty", "kl")
+        draft.change(key, f"algorithm.klPenalty has no {word} yet: kl is used")
+
+
 def clip(draft: Draft) -> None:
-    """The clip ranges; those of another loss than PPO's mean another thing and stay out.
+    """The clip ranges; those of a loss that we have not mean another thing and stay out.
 
     verl's low and high are 0.2 by default and win over clip_ratio; what a user sets alone is meant, though.
     """
     keys = [ACTOR + name for name in ("clip_ratio", "clip_ratio_low", "clip_ratio_high", "clip_ratio_c")]
     loss = draft.given(ACTOR + "policy_loss.loss_mode")
-    if loss is not None and loss.value != "vanilla":
+    if loss is not None and loss.value not in LOSS_MODES:
         for key in keys:
             if draft.given(key):
                 draft.change(
@@ -176,7 +199,7 @@ def batch_sizes(draft: Draft) -> None:
     n = draft.get("rollout.n")
     n = n if isinstance(n, int) and n > 0 else 1
     step, mini = draft.number("data.train_batch_size") * n, draft.number(ACTOR + "ppo_mini_batch_size") * n
-    reference = draft.value(ACTOR + "use_kl_loss") is True
+    reference = draft.value(ACTOR + "use_kl_loss") is True or draft.value("algorithm.use_kl_in_reward") is True
     _rounds(draft, "actor", ACTOR + "ppo_", ACTOR + "use_dynamic_bsz", mini, gpus, True)
     _rounds(draft, "rollout", ROLLOUT + "log_prob_", ROLLOUT + "log_prob_use_dynamic_bsz", step, gpus, True)
     _rounds(draft, "ref", REF + "log_prob_", REF + "log_prob_use_dynamic_bsz", step, gpus, reference)

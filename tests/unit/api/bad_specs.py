@@ -46,8 +46,8 @@ _add, _later = _table.add, _table.later
 # Not in this API yet
 _add("sglang", {"rollout.engine": "sglang"}, "spec.rollout.engine", '"sglang"', "vllm, hf",
      "sglang is not in this API yet", admission=('"sglang"', '"vllm", "hf"'))
-_add("gae", {"algorithm.advEstimator": "gae"}, "spec.algorithm.advEstimator", '"gae"', "grpo, rloo",
-     "not in this API yet", admission=('"gae"', '"grpo", "rloo"'))
+_add("remax", {"algorithm.advEstimator": "remax"}, "spec.algorithm.advEstimator", '"remax"', "grpo, dr_grpo, rloo",
+     admission=('"remax"', '"grpo", "dr_grpo", "rloo"'))
 _add("critic", {"critic": {"ppoEpochs": 1}}, "spec.critic", "not in this API yet", "remove this section",
      admission=("a critic is not in this API yet", "remove"))
 _add("trainer-ppo", {"algorithm.trainer": "ppo"}, "spec.algorithm.trainer", '"ppo"',

@@ -120,6 +120,8 @@ VALUES = {
     "data.shuffle": ("false", []),
     "algorithm.adv_estimator": ("rloo", []),
     "algorithm.norm_adv_by_std_in_grpo": ("false", []),
+    "algorithm.kl_penalty": ("k3", []),
+    "algorithm.kl_ctrl.type": ("adaptive", []),
     f"{ROLLOUT}.name": ("hf", []),
     f"{ROLLOUT}.tensor_model_parallel_size": (4, []),
     f"{ROLLOUT}.log_prob_micro_batch_size": (16, NO_MICRO),
@@ -129,6 +131,7 @@ VALUES = {
     f"{ACTOR}.ppo_micro_batch_size": (16, NO_MICRO),
     f"{ACTOR}.ppo_max_token_len_per_gpu": (8192, DYNAMIC),
     f"{ACTOR}.clip_ratio_c": (5.0, []),
+    f"{ACTOR}.policy_loss.loss_mode": ("cispo", []),
     f"{ACTOR}.loss_agg_mode": ("seq-mean-token-mean", []),
     f"{ACTOR}.kl_loss_type": ("mse", []),
     f"{ACTOR}.optim.lr_warmup_steps_ratio": (0.5, ["trainer.total_training_steps=10"]),
@@ -219,15 +222,15 @@ def test_unknown_key_names_the_nearest():
     ("override", "says"),
     [
         ("algorithm.adv_estimator=remax", "remax is no estimator of this API yet: trained with grpo instead"),
-        ("algorithm.use_kl_in_reward=True", "actor.use_kl_loss puts a KL into the loss"),
         ("algorithm.filter_groups.enable=true", "groups are not filtered"),
         ("algorithm.rollout_correction.rollout_is=token", "no rollout correction"),
         ("actor_rollout_ref.model.lora_rank=32", "all weights are trained"),
-        (f"{ACTOR}.policy_loss.loss_mode=gspo", "the clipped PPO loss (verl's vanilla) is used"),
+        (f"{ACTOR}.policy_loss.loss_mode=clip_cov", "actor.policyLoss.lossMode has no clip_cov yet: vanilla is used"),
+        ("algorithm.adv_estimator=gdpo", "several reward.functions"),
         (f"{ROLLOUT}.name=sglang", "vllm samples instead"),
         (f"{ROLLOUT}.top_p=0.9", "the whole softmax"),
         (f"{ROLLOUT}.multi_turn.enable=True", "one response"),
-        (f"{ACTOR}.loss_agg_mode=token-sum", "token-mean is used"),
+        (f"{ACTOR}.loss_agg_mode=token-median", "token-mean is used"),
         (f"{ACTOR}.kl_loss_type=full", "low_var_kl is used"),
         ("critic.enable=true", "no critic"),
         ("use_critic=true", "no critic"),
@@ -250,9 +253,8 @@ def test_what_changes_training_says_what_is_done(override, says):
 @pytest.mark.parametrize(
     "override",
     [
-        "algorithm.use_kl_in_reward=False",
         "actor_rollout_ref.model.lora_rank=0",
-        f"{ACTOR}.policy_loss.loss_mode=vanilla",
+        f"{ACTOR}.policy_loss.clip_cov_ratio=0.1",
         f"{ROLLOUT}.top_p=1.0",
         f"{ROLLOUT}.top_k=-1",
         "critic.optim.lr=1e-5",
@@ -285,11 +287,19 @@ def test_defaults_that_change_training_are_reported_as_defaults():
 
 def test_clip_ranges_of_another_loss_stay_out():
     spec, report = run(
-        f"{ACTOR}.policy_loss.loss_mode=gspo", f"{ACTOR}.clip_ratio_low=3e-4", f"{ACTOR}.clip_ratio_c=10"
+        f"{ACTOR}.policy_loss.loss_mode=clip_cov", f"{ACTOR}.clip_ratio_low=3e-4", f"{ACTOR}.clip_ratio_c=10"
     )
     assert "clipRatioLow" not in spec["actor"]
     assert "clipRatioC" not in spec["actor"]
     assert "keeps 3.0" in left(report, f"{ACTOR}.clip_ratio_c")[1]
+
+
+def test_clip_ranges_go_with_their_loss():
+    spec, _ = run(
+        f"{ACTOR}.policy_loss.loss_mode=gspo", f"{ACTOR}.clip_ratio_low=3e-4", f"{ACTOR}.clip_ratio_high=4e-4"
+    )
+    assert spec["actor"]["policyLoss"] == {"lossMode": "gspo"}
+    assert (spec["actor"]["clipRatioLow"], spec["actor"]["clipRatioHigh"]) == (3e-4, 4e-4)
 
 
 def test_clip_ratio_alone_is_noted():

@@ -1,11 +1,13 @@
 """Whether and from where a run begins, and what ends it, on a gang that computes nothing."""
 
 import logging
+from copy import copy
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from grpo_trainer.checkpoint_files import CheckpointInfo
 from grpo_trainer.controller import Controller
@@ -15,6 +17,7 @@ from grpo_trainer.metrics import TrainerMetrics
 from grpo_trainer.progress import ProgressServer
 from grpo_trainer.rewards.pool import RewardResult
 from grpo_trainer.rollout.base import Response
+from grpo_trainer.sample import Sample
 from tests.unit.trainer.trainer_support import make_job
 
 MODEL = {"path": "/models/a", "revision": None}
@@ -28,15 +31,26 @@ class FakeGang:
     def __init__(self, checkpoint: CheckpointInfo | None):
         self.checkpoint = checkpoint
         self.calls: list[str] = []
+        self.updated: list[list[Sample]] = []
+        self.saved: list[dict[str, Any]] = []
 
-    def all(self, method: str, *_: Any) -> list[Any]:
+    def all(self, method: str, *arguments: Any) -> list[Any]:
         self.calls.append(method)
+        if method == "save":
+            self.saved.append(arguments[1])
         return [{"data": {}} if method == "resume" else {}]
 
-    def each(self, method: str, arguments: list[Any], **_: Any) -> list[Any]:
+    def each(self, method: str, arguments: list[Any], **more: Any) -> list[Any]:
         self.calls.append(method)
         if method == "generate":
-            return [[Response(one.group, one.number, [1], [-1.0], False) for one in part] for part in arguments]
+            return [
+                [Response(one.group, one.number, [1], [-1.0], one.number == 1) for one in part] for part in arguments
+            ]
+        if method == "log_probs":
+            ref = more["reference"]
+            return [[torch.tensor([-3.0 * (s.group + 1) if ref else -1.0]) for s in part] for part in arguments]
+        if method == "update":
+            self.updated.append([copy(sample) for part in arguments for sample in part])
         return [{"lr": 0.1, "grad_norm": 0.0}]
 
     def first(self, method: str, run: str | None = None) -> CheckpointInfo | None:
@@ -179,3 +193,27 @@ def test_three_steps_in_a_row_without_rewards_end_the_job(server: ProgressServer
         controller.run()
     assert (end.value.reason, end.value.exit_code) == ("RewardError", 65)
     assert gang.calls.count("update") == 5
+
+
+def test_the_kl_in_the_reward_reaches_the_advantages(server: ProgressServer) -> None:
+    """All rewards are equal, and the KL is 2 nats in the first group, 5 in the second, 8 in the third."""
+    algorithm = {"advEstimator": "reinforce_plus_plus", "useKlInReward": True, "klPenalty": "abs"}
+    ctrl = {"klCtrl": {"type": "adaptive", "klCoef": 0.5, "targetKl": 0.1, "horizon": 100}}
+    controller, gang = make(server, algorithm=algorithm | ctrl)
+    controller.run()
+    assert gang.calls.count("log_probs") == 2 * 2
+    (state,) = gang.saved
+    assert state["kl_coef"] == pytest.approx(0.5 * (1 + 0.2 * 12 / 100) ** 2)
+    for samples in gang.updated:
+        assert all(sample.old_log_probs is None for sample in samples)  # one update: the ratio is exactly 1
+        advantages = [sample.advantage[0] for sample in samples]
+        assert advantages == pytest.approx(
+            [(12 - 1) ** 0.5 / 8**0.5] * 4 + [0.0] * 4 + [-((12 - 1) ** 0.5) / 8**0.5] * 4
+        )
+
+
+def test_truncated_responses_leave_the_loss_where_the_spec_says_so(server: ProgressServer) -> None:
+    for masked in (False, True):
+        controller, gang = make(server, algorithm={"maskTruncatedResponses": masked})
+        controller.run()
+        assert [sample.mask for sample in gang.updated[0]] == [True, not masked, True, True] * 3

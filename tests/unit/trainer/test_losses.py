@@ -1,20 +1,24 @@
 import math
+from typing import get_args
 
 import pytest
 import torch
 
-from grpo_api.spec.training import ActorSpec
+from grpo_api.spec.training import ActorSpec, LossMode
 from grpo_trainer.aggregate import LossCounts, token_weights
+from grpo_trainer.errors import SpecError
 from grpo_trainer.kl import kl_penalty
-from grpo_trainer.losses import LossInputs, policy_loss
+from grpo_trainer.losses import LossInputs, compute_loss
+from grpo_trainer.policy_losses import find_loss, loss_names
 
 
 def one_token(ratio: float, advantage: float, **actor: object) -> tuple[float, float, dict[str, float]]:
     """Loss of one token, its gradient to the log-probability, and the sums."""
     log_prob = torch.tensor([math.log(ratio) - 1.0], requires_grad=True)
     entropy = torch.tensor([0.7], requires_grad=True)
-    inputs = LossInputs(log_prob, torch.tensor([-1.0]), torch.tensor([advantage]), torch.ones(1), entropy)
-    outputs = policy_loss(inputs, ActorSpec(ppo_mini_batch_size=1, **actor))
+    one = torch.ones(1)
+    inputs = LossInputs(log_prob, torch.tensor([-1.0]), torch.tensor([advantage]), (1,), one, one, entropy)
+    outputs = compute_loss(inputs, ActorSpec(ppo_mini_batch_size=1, **actor))
     outputs.loss.backward()
     return outputs.loss.item(), log_prob.grad.item(), {name: float(value) for name, value in outputs.sums.items()}
 
@@ -38,6 +42,64 @@ def test_clipping(ratio: float, advantage: float, loss: float, gradient: float, 
     assert sums["entropy"] == pytest.approx(0.7)
 
 
+@pytest.mark.parametrize(
+    ("mode", "ratio", "advantage", "loss", "gradient", "clipped", "more"),
+    [
+        ("gspo", 1.3, 2.0, -2.5, 0.0, 1, {}),
+        ("gspo", 1.3, -2.0, 2.6, 2.6, 0, {}),
+        ("cispo", 1.3, 2.0, -2.5 * (math.log(1.3) - 1), -2.5, 1, {}),  # clipped, and still a gradient
+        ("cispo", 0.5, 2.0, -1.8 * (math.log(0.5) - 1), -1.8, 1, {}),
+        ("sapo", 1.0, 2.0, -2.0 * 0.5 * 4 / 3, -2.0, 0, {"tau_pos": 3.0}),  # slope 1 at ratio 1, whatever tau
+        ("sapo", 1.0, -2.0, 2.0 * 0.5 * 4 / 5, 2.0, 0, {"tau_neg": 5.0}),
+        ("geo_mean", math.exp(0.3), 2.0, -2.0 * math.exp(0.25), 0.0, 1, {}),
+        ("geo_mean", math.exp(-0.3), 2.0, -2.0 * math.exp(-0.3), -2.0 * math.exp(-0.3), 1, {}),
+        ("gpg", 1.3, 2.0, -2.0 * (math.log(1.3) - 1), -2.0, 0, {}),
+        # old probability 1/e = 0.368; 1.3 times that is 0.110 more, 0.0247 nats as coins
+        ("dppo_tv", 1.3, 2.0, 0.0, 0.0, 1, {"clip_ratio_high": 0.11}),
+        ("dppo_tv", 1.3, 2.0, -2.6 * (math.log(1.3) - 1), -2.6, 0, {"clip_ratio_high": 0.111}),
+        ("dppo_tv", 1.3, -2.0, 2.6 * (math.log(1.3) - 1), 2.6, 0, {"clip_ratio_low": 0.01}),
+        ("dppo_kl", 1.3, 2.0, 0.0, 0.0, 1, {"clip_ratio_high": 0.0245}),
+        ("dppo_kl", 1.3, 2.0, -2.2 * (math.log(1.3) - 1), -2.2, 0, {"clip_ratio_high": 0.025, "clip_ratio_c": 1.1}),
+    ],
+)
+def test_other_policy_losses(
+    mode: str, ratio: float, advantage: float, loss: float, gradient: float, clipped: int, more: dict[str, float]
+) -> None:
+    options = {"clip_ratio_low": 0.1, "clip_ratio_high": 0.25} | more
+    got, grad, sums = one_token(ratio, advantage, policy_loss={"loss_mode": mode}, **options)
+    assert (got, grad) == (pytest.approx(loss, rel=1e-5), pytest.approx(gradient, rel=1e-5, abs=1e-7))
+    assert sums["pg_clipfrac"] == clipped
+
+
+@pytest.mark.parametrize("mode", loss_names())
+def test_on_policy_nothing_is_clipped(mode: str) -> None:
+    _, gradient, sums = one_token(1.0, -2.0, policy_loss={"loss_mode": mode}, clip_ratio=1e-6, tau_neg=1.0)
+    assert (sums["pg_clipfrac"], sums["pg_clipfrac_lower"], sums["ppo_kl"]) == (0, 0, 0)
+    assert gradient == pytest.approx(2.0)  # all of them are REINFORCE there
+
+
+def test_sequence_losses_see_whole_sequences_only() -> None:
+    """Two sequences of 2 and 1 tokens; the second one's ratio must not reach the first."""
+
+    def gradient(last: float, mode: str) -> list[float]:
+        log_probs = torch.tensor([-1.0, -1.4, last], requires_grad=True)
+        weights = torch.full((3,), 0.5)
+        inputs = LossInputs(log_probs, torch.full((3,), -1.0), torch.ones(3), (2, 1), weights, weights, log_probs)
+        compute_loss(inputs, ActorSpec(ppo_mini_batch_size=1, policy_loss={"loss_mode": mode})).loss.backward()
+        return log_probs.grad.tolist()
+
+    assert gradient(-1.1, "gspo")[:2] == pytest.approx([-0.5 * math.exp(-0.2)] * 2)
+    assert gradient(-1.1, "geo_mean")[:2] == pytest.approx([-0.5 * math.exp(-0.2)] * 2)
+    for mode in ("gspo", "geo_mean"):
+        assert gradient(-1.1, mode)[:2] == gradient(-3.0, mode)[:2]
+
+
+def test_an_unknown_loss_lists_the_names() -> None:
+    assert loss_names() == sorted(get_args(LossMode))
+    with pytest.raises(SpecError, match="'ppo'; use one of cispo, dppo_kl, "):
+        find_loss("ppo")
+
+
 def test_the_entropy_bonus_lowers_the_loss() -> None:
     assert one_token(1.0, 2.0, entropy_coeff=0.5)[0] == pytest.approx(-2.0 - 0.35)
 
@@ -45,10 +107,11 @@ def test_the_entropy_bonus_lowers_the_loss() -> None:
 def test_a_token_of_weight_zero_counts_nowhere() -> None:
     def run(log_prob: float) -> tuple[float, dict[str, float]]:
         values = torch.tensor([-1.0, log_prob], requires_grad=True)
+        weights = torch.tensor([1.0, 0.0])
         inputs = LossInputs(
-            values, torch.tensor([-1.5, -1.0]), torch.tensor([1.0, -9.0]), torch.tensor([1.0, 0.0]), values
+            values, torch.tensor([-1.5, -1.0]), torch.tensor([1.0, -9.0]), (1, 1), weights, weights, values
         )
-        outputs = policy_loss(inputs, ActorSpec(ppo_mini_batch_size=1))
+        outputs = compute_loss(inputs, ActorSpec(ppo_mini_batch_size=1))
         return outputs.loss.item(), {name: float(value) for name, value in outputs.sums.items()}
 
     assert run(-1.0) == run(5.0)
@@ -65,14 +128,24 @@ def test_kl_estimators() -> None:
     }.items():
         torch.testing.assert_close(kl_penalty(log_probs, ref, kind), expected)
     assert kl_penalty(torch.tensor([-40.0]), torch.tensor([-1.0]), "low_var_kl").item() == 10.0
-    with pytest.raises(ValueError, match="none of kl, abs, mse, low_var_kl"):
+    with pytest.raises(ValueError, match="use kl, abs, mse or low_var_kl, or kl\\+"):
         kl_penalty(log_probs, ref, "k3")
+
+
+@pytest.mark.parametrize("kind", ["kl", "abs", "low_var_kl"])
+def test_straight_through_kl_has_the_value_of_one_and_the_gradient_of_k2(kind: str) -> None:
+    log_probs, ref = torch.tensor([-1.0, -2.0], requires_grad=True), torch.tensor([-1.5, -1.0])
+    value = kl_penalty(log_probs, ref, f"{kind}+")
+    torch.testing.assert_close(value, kl_penalty(log_probs, ref, kind))
+    value.sum().backward()
+    assert log_probs.grad.tolist() == [0.5, -1.0]
 
 
 @pytest.mark.parametrize(
     ("mode", "expected"),
     [
         ("token-mean", (1 + 2 + 3 + 4) / 10),
+        ("token-sum", 1 + 2 + 3 + 4),
         ("seq-mean-token-sum", (1 + 2 + 3 + 4) / 4),
         ("seq-mean-token-mean", (1 + (2 + 3 + 4) / 3) / 4),
         ("seq-mean-token-sum-norm", (1 + 2 + 3 + 4) / 4 / 20),

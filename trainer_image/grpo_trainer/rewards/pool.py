@@ -35,6 +35,8 @@ class RewardResult:
     """Mean unweighted score of each function over its samples that have one; functions without any are left out."""
     errors: Counter[tuple[str, str]] = field(default_factory=Counter)
     """Failed samples by (function, cause); the causes are CAUSES."""
+    function_scores: list[list[float | None]] = field(default_factory=list)
+    """For each function its unweighted scores; None where it failed. Empty for an empty batch."""
 
 
 @dataclass
@@ -162,7 +164,7 @@ class RewardPool:
         for name, column in zip(self._names, scores, strict=True):
             if valid := [score for score in column if score is not None]:
                 means[name] = sum(valid) / len(valid)
-        return RewardResult(rewards, means, errors)
+        return RewardResult(rewards, means, errors, scores)
 
     def _task(self, function: int, samples: list[int]) -> _Task:
         self._task_count += 1

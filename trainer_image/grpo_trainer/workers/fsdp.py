@@ -17,8 +17,9 @@ from grpo_api.job import GRPOJobSpec
 from grpo_trainer.aggregate import LossCounts, token_weights
 from grpo_trainer.checkpoint_files import ShardReader
 from grpo_trainer.logprobs import PolicyModel
-from grpo_trainer.losses import TOKEN_SUMS, LossInputs, policy_loss
+from grpo_trainer.losses import TOKEN_SUMS, LossInputs, compute_loss
 from grpo_trainer.packing import Pack, idle_pack, pack_samples, to_device
+from grpo_trainer.policy_losses import find_loss
 from grpo_trainer.sample import Sample
 from grpo_trainer.workers.model_loading import decoder_layers, load_model
 
@@ -62,7 +63,7 @@ class FsdpActor:
         self.config, self.generation_config = lm.config, lm.generation_config
         self.model = self._shard(lm)
         self._reference = None
-        if spec.actor.use_kl_loss:
+        if spec.has_reference:
             self._reference = self._shard(load_model(spec.model, device)).requires_grad_(False)
         optim = spec.actor.optim
         self.optimizer = torch.optim.AdamW(
@@ -104,7 +105,7 @@ class FsdpActor:
         distribution tempered by `rollout.temperature`."""
         model = self._reference if reference else self.model
         if model is None:
-            raise ValueError("there is no reference model: actor.useKlLoss is false")
+            raise ValueError("there is no reference model: neither actor.useKlLoss nor algorithm.useKlInReward is set")
         rollout, ref = self.spec.rollout, self.spec.ref
         count, tokens = rollout.log_prob_micro_batch_size_per_gpu, rollout.log_prob_max_token_len_per_gpu
         if reference and (ref.log_prob_micro_batch_size_per_gpu or ref.log_prob_max_token_len_per_gpu):
@@ -145,7 +146,7 @@ class FsdpActor:
                 (log_probs.sum() * 0.0 + entropy.sum() * 0.0).backward()
                 continue
             inputs = self._loss_inputs([trained[index] for index in pack.samples], log_probs, entropy, counts)
-            outputs = policy_loss(inputs, actor)
+            outputs = compute_loss(inputs, actor)
             outputs.loss.backward()
             mismatch.add([trained[index] for index in pack.samples], inputs.old_log_probs)
             for name, value in outputs.sums.items():
@@ -253,19 +254,24 @@ class FsdpActor:
             now if s.old_log_probs is None else s.old_log_probs.to(now) for s, now in zip(samples, current, strict=True)
         ]
         reference = None
-        if self._reference is not None:
+        if self.spec.actor.use_kl_loss:
             reference = torch.cat([s.ref_log_probs for s in samples]).to(log_probs)
+        actor = self.spec.actor
+        weights = token_weights(actor.loss_agg_mode, lengths, counts).to(self.device)
+        own_mode = find_loss(actor.policy_loss.loss_mode).aggregation
         return LossInputs(
             log_probs=log_probs,
             old_log_probs=torch.cat(old),
             advantages=torch.tensor(advantages, dtype=torch.float32, device=self.device),
-            weights=token_weights(self.spec.actor.loss_agg_mode, lengths, counts).to(self.device),
+            lengths=tuple(lengths),
+            weights=weights,
+            policy_weights=weights if own_mode is None else token_weights(own_mode, lengths, counts).to(self.device),
             entropy=entropy,
             ref_log_probs=reference,
         )
 
     def _reduce(self, sums: dict[str, torch.Tensor], counts: LossCounts) -> dict[str, float]:
-        names = ["pg_loss", *TOKEN_SUMS] + (["kl_loss"] if self._reference is not None else [])
+        names = ["pg_loss", *TOKEN_SUMS] + (["kl_loss"] if self.spec.actor.use_kl_loss else [])
         values = torch.zeros(len(names), dtype=torch.float64, device=self.device)
         for index, name in enumerate(names):
             values[index] += sums.get(name, 0.0)

@@ -1,0 +1,231 @@
+"""Our advantages, losses and gradients against verl 0.9.1's own functions.
+
+Where we differ on purpose a test says how; docs/algorithms.md says why.
+"""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from conformance_cases import BATCHES, HORIZON, Batch, close, make_spec, our_loss
+
+core_algos = pytest.importorskip("verl.trainer.ppo.core_algos")
+
+from verl.workers.config import ActorConfig  # noqa: E402
+from verl.workers.config.actor import PolicyLossConfig  # noqa: E402
+
+from grpo_api.spec.training import ActorSpec  # noqa: E402
+from grpo_trainer.advantages import compute_advantages  # noqa: E402
+from grpo_trainer.aggregate import LossCounts, token_weights  # noqa: E402
+from grpo_trainer.kl import kl_penalty  # noqa: E402
+from grpo_trainer.kl_control import KlInReward  # noqa: E402
+from grpo_trainer.sample import Sample  # noqa: E402
+
+# Advantages
+
+GROUPS = [0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2]
+REWARDS = {
+    "normal": torch.randn(12, generator=torch.Generator().manual_seed(0)).tolist(),
+    "0 and 1": [1, 0, 0, 0, 1, 1, 0, 0, 1, 1, 1, 0],
+    "large": [1e4, 2e4, -3e4, 5e3, 1.0, 2.0, 3.0, 4.0, 0.0, 0.0, 0.0, 1e4],
+    "tiny deviations": [1e-7, 0.0, 0.0, 0.0, 1e-6, 0.0, 0.0, 1e-6, 1e-5, 0.0, 1e-5, 1e-5],
+    "negative": [-1.0, -2.0, -3.0, -4.0, -1.0, 0.0, -1.0, 0.0, -5.0, -5.0, -5.0, -4.0],
+    "two best equal": [1, 1, 0, 0, 2, 1, 1, 1, 0, 0, 1, 0],
+    "an all-equal group": [0.5, 0.5, 0.5, 0.5, 1, 0, 1, 0, 3, 1, 2, 0],
+}
+LENGTHS = [1, 12, 5, 7, 3, 3, 2, 9, 12, 1, 1, 4]
+CONFIG = SimpleNamespace(gamma=0.97, get=lambda name, default=None: default)
+
+
+def padded() -> torch.Tensor:
+    return (torch.arange(HORIZON)[None] < torch.tensor(LENGTHS)[:, None]).float()
+
+
+def verl_advantages(name: str, rewards: list[float], by_std: bool = True) -> list[torch.Tensor]:
+    mask = padded().double()
+    token_rewards = torch.zeros_like(mask)
+    token_rewards[torch.arange(len(LENGTHS)), torch.tensor(LENGTHS) - 1] = torch.tensor(rewards, dtype=torch.float64)
+    if name == "gae":
+        gamma, lam = torch.tensor(0.97), torch.tensor(0.9)
+        advantages, returns = core_algos.compute_gae_advantage_return(token_rewards, token_rewards, mask, gamma, lam)
+        advantages = returns - token_rewards  # before whitening
+    else:
+        more = {"index": np.array(GROUPS), "config": CONFIG}
+        if name in ("grpo", "gdpo"):
+            more["norm_adv_by_std_in_grpo"] = by_std
+        function = core_algos.get_adv_estimator_fn(name)
+        advantages, _ = function(token_level_rewards=token_rewards, response_mask=mask, **more)
+    return [row[:length] for row, length in zip(advantages, LENGTHS, strict=True)]
+
+
+def our_advantages(name: str, rewards: list[float], **algorithm: object) -> list[torch.Tensor]:
+    spec = make_spec(advEstimator=name, gamma=0.97, lam=0.9, **algorithm)
+    values = compute_advantages(spec, rewards, GROUPS, LENGTHS)
+    return [
+        torch.tensor(value, dtype=torch.float64).expand(length) for value, length in zip(values, LENGTHS, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("rewards", REWARDS)
+@pytest.mark.parametrize(
+    ("ours", "verls", "by_std"),
+    [
+        ("grpo", "grpo", True),
+        ("grpo", "grpo", False),
+        ("dr_grpo", "grpo", False),
+        ("grpo", "grpo_vectorized", True),
+        ("rloo", "rloo", True),
+        ("rloo", "rloo_vectorized", True),
+        ("opo", "opo", True),
+        ("gpg", "gpg", True),
+        ("grpo_passk", "grpo_passk", True),
+        ("gdpo", "gdpo", True),
+        ("reinforce_plus_plus", "reinforce_plus_plus", True),
+        ("reinforce_plus_plus_baseline", "reinforce_plus_plus_baseline", True),
+        ("gae", "gae", True),
+    ],
+)
+def test_advantages(ours: str, verls: str, by_std: bool, rewards: str) -> None:
+    values = [float(value) for value in REWARDS[rewards]]
+    got, want = our_advantages(ours, values, normAdvByStdInGrpo=by_std), verl_advantages(verls, values, by_std)
+    whitened = ours in ("gdpo", "reinforce_plus_plus_baseline")
+    for index, (one, other) in enumerate(zip(got, want, strict=True)):
+        if whitened and rewards == "an all-equal group" and index < 4:
+            assert (
+                one.abs().max() == 0 < other.abs().max()
+            )  # verl moves it by the step's mean; there is nothing to learn
+            continue
+        close(one, other, f"{ours} {rewards} response {index}")
+
+
+@pytest.mark.parametrize("name", ["grpo", "rloo", "opo", "gpg"])
+def test_a_lone_response_gets_its_raw_score_from_verl_and_0_from_us(name: str) -> None:
+    function = core_algos.get_adv_estimator_fn(name)
+    theirs, _ = function(
+        token_level_rewards=torch.tensor([[0.0, 5.0]]),
+        response_mask=torch.ones(1, 2),
+        index=np.array([0]),
+        config=CONFIG,
+    )
+    assert theirs[0, 0] == pytest.approx(5.0, rel=1e-5)
+    assert compute_advantages(make_spec(advEstimator=name), [5.0], [0], [2]) == [0.0]
+
+
+def test_several_rewards_against_verls_parts() -> None:
+    """verl's gdpo reads its functions from a batch of its own; here its parts are put together."""
+    first, second = REWARDS["normal"], [float(value) for value in REWARDS["0 and 1"]]
+    mask = padded().double()
+    total = 0.0
+    for weight, scores in ((2.0, first), (0.5, second)):
+        token_rewards = torch.zeros_like(mask)
+        token_rewards[:, 0] = torch.tensor(scores, dtype=torch.float64)
+        total = total + weight * core_algos.compute_grpo_outcome_advantage(token_rewards, mask, np.array(GROUPS))[0]
+    want = core_algos.verl_F.masked_whiten(total, mask)
+    spec = make_spec(advEstimator="gdpo")
+    one = spec.reward.functions[0]
+    spec.reward.functions = [one.model_copy(update={"weight": 2.0}), one.model_copy(update={"weight": 0.5})]
+    rewards = [2 * a + 0.5 * b for a, b in zip(first, second, strict=True)]
+    got = compute_advantages(spec, rewards, GROUPS, LENGTHS, function_scores=[first, second])
+    close(torch.tensor(got), want[:, 0], "gdpo")
+
+
+# Losses
+
+MODES = ["vanilla", "gspo", "cispo", "sapo", "geo_mean", "dppo_tv", "dppo_kl", "gpg"]
+AGGREGATIONS = ["token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
+CLIPS = {
+    "defaults": {"clip_ratio_low": 0.2, "clip_ratio_high": 0.2, "clip_ratio_c": 3.0},
+    "clip-higher": {"clip_ratio_low": 0.1, "clip_ratio_high": 0.28, "clip_ratio_c": 10.0},
+    "narrow": {"clip_ratio_low": 3e-4, "clip_ratio_high": 4e-4, "clip_ratio_c": 1.5, "tau_pos": 2.0, "tau_neg": 3.0},
+}
+
+
+def verl_loss(
+    batch: Batch, mode: str, aggregation: str, clip: dict[str, float]
+) -> tuple[torch.Tensor, torch.Tensor, dict]:
+    config = ActorConfig(
+        strategy="fsdp",
+        rollout_n=1,
+        ppo_micro_batch_size_per_gpu=1,
+        loss_agg_mode=aggregation,
+        policy_loss=PolicyLossConfig(loss_mode=mode),
+        **clip,
+    )
+    log_probs = batch.log_probs.clone().requires_grad_()
+    loss, metrics = core_algos.get_policy_loss_fn(mode)(
+        batch.old_log_probs, log_probs, batch.advantages, batch.mask, aggregation, config
+    )
+    loss.backward()
+    return loss.detach(), log_probs.grad, metrics
+
+
+@pytest.mark.parametrize("clip", CLIPS)
+@pytest.mark.parametrize("name", BATCHES)
+@pytest.mark.parametrize("mode", MODES)
+def test_losses_and_gradients(mode: str, name: str, clip: str) -> None:
+    batch, options = BATCHES[name], CLIPS[clip]
+    for aggregation in AGGREGATIONS:
+        actor = ActorSpec(ppo_mini_batch_size=1, policy_loss={"loss_mode": mode}, loss_agg_mode=aggregation, **options)
+        want, want_gradient, metrics = verl_loss(batch, mode, aggregation, options)
+        outputs, gradient = our_loss(batch, actor)
+        what = f"{mode}, {name}, {clip}, {aggregation}"
+        close(outputs.loss.detach(), want, what)
+        close(gradient, torch.where(batch.mask.bool(), want_gradient, 0.0), f"gradient of {what}")
+        for metric in ("ppo_kl", "pg_clipfrac", "pg_clipfrac_lower"):
+            if metric == "ppo_kl" and name == "ratios beyond e^20":
+                continue  # ours is held within 20 with every loss, verl's with some
+            if f"actor/{metric}" in metrics:
+                ours = outputs.sums[metric] / batch.mask.sum()
+                assert ours.item() == pytest.approx(metrics[f"actor/{metric}"], rel=1e-4, abs=1e-5), f"{metric}: {what}"
+
+
+@pytest.mark.parametrize("kind", ["kl", "abs", "mse", "low_var_kl", "kl+", "abs+", "low_var_kl+"])
+@pytest.mark.parametrize("name", BATCHES)
+def test_kl(kind: str, name: str) -> None:
+    batch = BATCHES[name]
+    ours, theirs = batch.log_probs.clone().requires_grad_(), batch.log_probs.clone().requires_grad_()
+    got = kl_penalty(ours, batch.ref_log_probs, kind)
+    want = core_algos.kl_penalty(theirs, batch.ref_log_probs, kind)
+    (got * batch.mask).sum().backward()
+    (want * batch.mask).sum().backward()
+    close(got.detach(), want.detach(), f"{kind} {name}")
+    close(ours.grad, theirs.grad, f"gradient of {kind} {name}")
+
+
+def test_adaptive_kl_coefficient() -> None:
+    spec = make_spec(useKlInReward=True, klCtrl={"type": "adaptive", "klCoef": 0.2, "targetKl": 0.05, "horizon": 50})
+    ours, theirs = KlInReward(spec.algorithm), core_algos.AdaptiveKLController(0.2, 0.05, 50)
+    batch = BATCHES["random"]
+    for shift in (0.0, 0.3, -2.0, 5.0):
+        log_probs = batch.log_probs + shift
+        samples = [
+            Sample([1], [1] * n, 0, old_log_probs=old[:n], ref_log_probs=ref[:n])
+            for old, ref, n in zip(log_probs, batch.ref_log_probs, batch.lengths, strict=True)
+        ]
+        penalties, _ = ours.penalties(samples)
+        divergence = core_algos.kl_penalty(log_probs, batch.ref_log_probs, "kl")
+        close(torch.cat(penalties), batch.flat(theirs.value * divergence), f"penalty at {shift}")
+        current = core_algos.verl_F.masked_mean(divergence, batch.mask, axis=-1).mean().item()
+        theirs.update(current_kl=current, n_steps=len(samples))
+        assert ours.coefficient == pytest.approx(theirs.value, rel=1e-5)
+
+
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+@pytest.mark.parametrize("name", BATCHES)
+def test_aggregation_over_two_ranks(aggregation: str, name: str) -> None:
+    """verl's global counts: every rank's loss times the number of ranks, averaged, is the whole."""
+    batch = BATCHES[name]
+    half = max(1, len(batch.lengths) // 2)
+    counts = LossCounts(float(sum(batch.lengths)), float(len(batch.lengths)), HORIZON)
+    ours = theirs = 0.0
+    for rows in (slice(0, half), slice(half, None)):
+        mask, costs = batch.mask[rows], batch.log_probs[rows]
+        if not len(mask):
+            continue
+        theirs = theirs + 0.5 * core_algos.agg_loss(
+            costs, mask, aggregation, dp_size=2, batch_num_tokens=counts.tokens, global_batch_size=counts.sequences
+        )
+        ours = ours + (costs[mask.bool()] * token_weights(aggregation, list(batch.lengths[rows]), counts)).sum()
+    close(ours, theirs, f"{aggregation} {name}")

@@ -1,0 +1,100 @@
+"""Policy losses, one file a family. `@policy_loss("name")` registers one; a new file is imported below.
+
+Each gives a cost a token; how costs become one number is `aggregate.py`'s part, KL and entropy are `losses.py`'s.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from grpo_api.spec.training import ActorSpec
+from grpo_trainer.errors import SpecError
+
+
+@dataclass(frozen=True)
+class PolicyTokens:
+    """Tokens of one micro-batch, whole sequences one after the other; tensors (T,) float32."""
+
+    log_probs: torch.Tensor
+    """By the current policy, with gradient."""
+    old_log_probs: torch.Tensor
+    """By the policy that the step started from."""
+    advantages: torch.Tensor
+    lengths: tuple[int, ...]
+    """Tokens of each sequence."""
+
+    @property
+    def log_ratio(self) -> torch.Tensor:
+        """(T,) log of the current policy's probability over the old one's."""
+        return self.log_probs - self.old_log_probs
+
+    def ratio(self) -> torch.Tensor:
+        """(T,) probability ratio, its logarithm held within 20 either way."""
+        return torch.clamp(self.log_ratio, -20.0, 20.0).exp()
+
+    def sequence_mean(self, values: torch.Tensor) -> torch.Tensor:
+        """(T,) at each token the mean of its sequence's values."""
+        counts = torch.tensor(self.lengths, device=values.device)
+        sequence = torch.arange(len(counts), device=values.device).repeat_interleave(counts)
+        totals = torch.zeros(len(counts), dtype=values.dtype, device=values.device).index_add(0, sequence, values)
+        return (totals / counts)[sequence]
+
+
+@dataclass(frozen=True)
+class TokenLoss:
+    """(T,) each."""
+
+    cost: torch.Tensor
+    clipped: torch.Tensor
+    """Booleans, for the metric pg_clipfrac: tokens whose ratio the loss holds back."""
+    clipped_lower: torch.Tensor
+    """Booleans, for pg_clipfrac_lower: those held by a second bound."""
+
+
+Loss = Callable[[PolicyTokens, ActorSpec], TokenLoss]
+
+
+@dataclass(frozen=True)
+class PolicyLoss:
+    cost: Loss
+    aggregation: str | None
+    """The mode that the loss is defined with; None where `actor.lossAggMode` decides."""
+
+
+_LOSSES: dict[str, PolicyLoss] = {}
+
+
+def policy_loss(name: str, *, aggregation: str | None = None) -> Callable[[Loss], Loss]:
+    """Registers a function under `actor.policyLoss.lossMode`'s value."""
+
+    def register(function: Loss) -> Loss:
+        _LOSSES[name] = PolicyLoss(function, aggregation)
+        return function
+
+    return register
+
+
+def find_loss(name: str) -> PolicyLoss:
+    """The loss of that name. Raises SpecError, which lists the names there are."""
+    if name not in _LOSSES:
+        raise SpecError(
+            "UnknownLossMode", f"actor.policyLoss.lossMode is {name!r}; use one of {', '.join(loss_names())}"
+        )
+    return _LOSSES[name]
+
+
+def loss_names() -> list[str]:
+    """All registered names, sorted."""
+    return sorted(_LOSSES)
+
+
+def clip_range(actor: ActorSpec) -> tuple[float, float]:
+    """The clip range below and above 1."""
+    low = actor.clip_ratio if actor.clip_ratio_low is None else actor.clip_ratio_low
+    high = actor.clip_ratio if actor.clip_ratio_high is None else actor.clip_ratio_high
+    return low, high
+
+
+# They register themselves.
+from grpo_trainer.policy_losses import cispo, dppo, geo_mean, gpg, gspo, sapo, vanilla  # noqa: E402, F401
