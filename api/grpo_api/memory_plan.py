@@ -98,7 +98,7 @@ def make_memory_plan(spec: GRPOJobSpec, shape: ModelShape, gpu: int) -> MemoryPl
     else:
         engine = int(spec.rollout.gpu_memory_utilization * gpu)
     kept = engine if spec.rollout.engine == "hf" else 0
-    reference = shard if spec.actor.use_kl_loss else 0
+    reference = shard if spec.has_reference else 0
     gradients = shard if not gathered else _FLOAT32 * whole
     activations = activation_bytes(spec, shape)
     standing = 3 * shard + reference + gathered + OVERHEAD_BYTES
@@ -199,8 +199,9 @@ def _fewer_bytes(spec: GRPOJobSpec) -> str:
     ways = ["shard over more GPUs (trainer.nnodes, trainer.nGpusPerNode)"]
     if not spec.actor.fsdp.reshard_after_forward:
         ways.append("set actor.fsdp.reshardAfterForward to true")
-    if spec.actor.use_kl_loss:
-        ways.append("do without actor.useKlLoss")
+    if spec.has_reference:
+        users = {"actor.useKlLoss": spec.actor.use_kl_loss, "algorithm.useKlInReward": spec.algorithm.use_kl_in_reward}
+        ways.append(f"do without {' and '.join(name for name, used in users.items() if used)}")
     return ", or ".join(ways)
 
 
