@@ -58,6 +58,18 @@ ROLLOUT_MISMATCH = Metric(
     "gauge",
     "Mean absolute difference between the rollout engine's and the trainer's log-probabilities.",
 )
+ROLLOUT_KL = Metric(
+    "grpo_rollout_kl_mean_nats", "gauge", "KL a token (k3) between the rollout engine's policy and the trainer's."
+)
+ROLLOUT_WEIGHT = Metric(
+    "grpo_rollout_importance_weight_mean", "gauge", "Mean weight of algorithm.rolloutCorrection, after its thresholds."
+)
+ROLLOUT_SAMPLE_SIZE = Metric(
+    "grpo_rollout_effective_sample_ratio", "gauge", "Effective sample size of those weights as a share of the tokens."
+)
+SAMPLING_ROUNDS = Metric(
+    "grpo_sampling_rounds", "gauge", "Batches of prompts that the last step sampled; above 1 with filterGroups only."
+)
 LAST_STEP_TIMESTAMP = Metric("grpo_last_step_timestamp_seconds", "gauge", "When the last step ended.")
 CHECKPOINT_STEP = Metric("grpo_checkpoint_step", "gauge", "Step of the newest complete checkpoint.")
 CHECKPOINT_TIMESTAMP = Metric("grpo_checkpoint_timestamp_seconds", "gauge", "When the newest checkpoint was complete.")

@@ -13,14 +13,16 @@ from conformance_cases import BATCHES, HORIZON, Batch, close, make_spec, our_los
 
 core_algos = pytest.importorskip("verl.trainer.ppo.core_algos")
 
+from verl.trainer.ppo import rollout_corr_helper  # noqa: E402
 from verl.workers.config import ActorConfig  # noqa: E402
 from verl.workers.config.actor import PolicyLossConfig  # noqa: E402
 
-from grpo_api.spec.training import ActorSpec  # noqa: E402
+from grpo_api.spec.training import ActorSpec, RolloutCorrectionSpec  # noqa: E402
 from grpo_trainer.advantages import compute_advantages  # noqa: E402
 from grpo_trainer.aggregate import LossCounts, token_weights  # noqa: E402
 from grpo_trainer.kl import kl_penalty  # noqa: E402
 from grpo_trainer.kl_control import KlInReward  # noqa: E402
+from grpo_trainer.rollout_correction import importance_weights  # noqa: E402
 from grpo_trainer.sample import Sample  # noqa: E402
 
 # Advantages
@@ -192,6 +194,21 @@ def test_kl(kind: str, name: str) -> None:
     (want * batch.mask).sum().backward()
     close(got.detach(), want.detach(), f"{kind} {name}")
     close(ours.grad, theirs.grad, f"gradient of {kind} {name}")
+
+
+@pytest.mark.parametrize("level", ["token", "sequence"])
+@pytest.mark.parametrize("thresholds", [(None, 2.0), (None, 1.01), (0.5, 2.0), (0.99, 5.0)])
+@pytest.mark.parametrize("name", BATCHES)
+def test_rollout_correction(level: str, thresholds: tuple[float | None, float], name: str) -> None:
+    batch, (lower, upper) = BATCHES[name], thresholds
+    log_ratio = batch.log_probs - batch.old_log_probs
+    theirs, metrics = rollout_corr_helper.compute_rollout_correction_weights(
+        log_ratio, batch.mask, level, upper if lower is None else f"{lower}_{upper}"
+    )
+    spec = RolloutCorrectionSpec(rollout_is=level, rollout_is_threshold=upper, rollout_is_threshold_lower=lower)
+    ours = importance_weights(batch.flat(log_ratio), list(batch.lengths), spec)
+    close(ours, batch.flat(theirs), f"{level} {thresholds} {name}")
+    assert ours.mean().item() == pytest.approx(metrics["rollout_is_mean"], rel=1e-4, abs=1e-6)
 
 
 def test_adaptive_kl_coefficient() -> None:

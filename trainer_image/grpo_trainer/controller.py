@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from statistics import fmean
 from typing import Any
 
@@ -28,6 +29,7 @@ from grpo_trainer.ray_gang import Gang
 from grpo_trainer.rewards.pool import RewardPool, RewardResult
 from grpo_trainer.rollout.base import Request, Response, request_seed
 from grpo_trainer.sample import Sample
+from grpo_trainer.sampling import Sampled, sample_step
 
 log = logging.getLogger(__name__)
 
@@ -157,13 +159,11 @@ class Controller:
 
     def _step(self, step: _Step) -> None:
         spec, gang = self._spec, self._gang
-        prompts = self._loader.next_batch()
-        with step.phase("rollout"):
-            responses = self._roll_out(step.number, prompts)
-        with step.phase("reward"):
-            result = self._pool.score([self._row(prompts[one.group], one) for one in responses])
+        names = [function.name for function in spec.reward.functions]
+        sampled = sample_step(partial(self._draw, step), spec.algorithm.filter_groups, step.number, names)
+        responses, result = sampled.responses, sampled.result
         self._check_rewards(step.number, result)
-        samples = self._samples(prompts, responses, result)
+        samples = self._samples(sampled)
         mini_batches = self._mini_batches(samples)
         on_policy = self._plan.updates_per_step == 1
         if not on_policy or self._kl_in_reward:
@@ -186,13 +186,21 @@ class Controller:
         self._tokens += sum(len(sample.prompt_ids) + len(sample.response_ids) for sample in samples)
         with step.phase("checkpoint"):
             self._maybe_save()
-        self._report(step, responses, samples, result, updates, reward_kl)
+        self._report(step, responses, samples, result, updates, reward_kl, sampled.rounds)
 
-    def _roll_out(self, step: int, prompts: list[Prompt]) -> list[Response]:
-        """Responses by prompt, then number."""
+    def _draw(self, step: _Step, number: int) -> tuple[list[Prompt], list[Response], RewardResult]:
+        """The step's round of that number: prompts, responses and rewards."""
+        prompts = self._loader.next_batch()
+        with step.phase("rollout"):
+            responses = self._roll_out(step.number, prompts, number * len(prompts))
+        with step.phase("reward"):
+            return prompts, responses, self._pool.score([self._row(prompts[one.group], one) for one in responses])
+
+    def _roll_out(self, step: int, prompts: list[Prompt], before: int) -> list[Response]:
+        """Responses by prompt, then number. `before` groups of the step have been sampled already: seeds differ."""
         rollout = self._spec.rollout
         requests = [
-            Request(prompt.prompt_ids, group, number, request_seed(rollout.seed, step, group, number))
+            Request(prompt.prompt_ids, group, number, request_seed(rollout.seed, step, before + group, number))
             for group, prompt in enumerate(prompts)
             for number in range(rollout.n)
         ]
@@ -216,18 +224,18 @@ class Controller:
                 "reward function (`grpoctl reward try FILE` runs it)",
             )
 
-    def _samples(self, prompts: list[Prompt], responses: list[Response], result: RewardResult) -> list[Sample]:
+    def _samples(self, sampled: Sampled) -> list[Sample]:
         """Without advantages."""
         without_truncated = self._spec.algorithm.mask_truncated_responses
         return [
             Sample(
-                prompts[one.group].prompt_ids,
+                sampled.prompts[one.group].prompt_ids,
                 one.token_ids,
                 one.group,
                 rollout_log_probs=one.log_probs,
-                mask=reward is not None and not (without_truncated and one.truncated),
+                mask=reward is not None and not (without_truncated and one.truncated) and one.group not in sampled.fill,
             )
-            for one, reward in zip(responses, result.rewards, strict=True)
+            for one, reward in zip(sampled.responses, sampled.result.rewards, strict=True)
         ]
 
     def _set_advantages(self, samples: list[Sample], result: RewardResult) -> float | None:
@@ -313,6 +321,7 @@ class Controller:
         result: RewardResult,
         updates: list[dict[str, float]],
         reward_kl: float | None,
+        sampling_rounds: int,
     ) -> None:
         memory = dict(enumerate(self._gang.all("memory")))
         seconds = time.monotonic() - step.began
@@ -347,6 +356,10 @@ class Controller:
             grad_norm=mean("grad_norm"),
             learning_rate=updates[-1]["lr"],
             rollout_mismatch=updates[0].get("rollout_log_prob_diff_mean"),
+            rollout_kl=updates[0].get("rollout_k3_kl"),
+            rollout_weight=updates[0].get("rollout_is_mean"),
+            rollout_sample_size=updates[0].get("rollout_is_eff_sample_size"),
+            sampling_rounds=sampling_rounds,
             gpu_memory=by_rank("gpu"),
             gpu_memory_peak=by_rank("gpu_peak"),
             host_memory=by_rank("host"),

@@ -27,6 +27,8 @@ class LossInputs:
     entropy: torch.Tensor
     """Of the current policy in nats; with gradient where `entropy_coeff` is not 0."""
     ref_log_probs: torch.Tensor | None = None
+    rollout_weights: torch.Tensor | None = None
+    """From `rollout_correction.importance_weights`; multiply the policy loss alone, as in verl."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,8 @@ def compute_loss(inputs: LossInputs, actor: ActorSpec) -> LossOutputs:
     weights = inputs.weights
     tokens = PolicyTokens(inputs.log_probs, inputs.old_log_probs, inputs.advantages, inputs.lengths)
     policy = find_loss(actor.policy_loss.loss_mode).cost(tokens, actor)
-    loss = pg_loss = (policy.cost * inputs.policy_weights).sum()
+    cost = policy.cost if inputs.rollout_weights is None else policy.cost * inputs.rollout_weights
+    loss = pg_loss = (cost * inputs.policy_weights).sum()
     counted = weights > 0
     sums = {
         "pg_loss": pg_loss.detach(),

@@ -49,6 +49,14 @@ class StepReport:
     learning_rate: float | None = None
     rollout_mismatch: float | None = None
     """Mean absolute difference of the rollout's and the trainer's log-probabilities."""
+    rollout_kl: float | None = None
+    """Nats a token between rollout engine and trainer."""
+    rollout_weight: float | None = None
+    """Mean weight of the rollout correction."""
+    rollout_sample_size: float | None = None
+    """Effective sample size of the weights, 0 to 1."""
+    sampling_rounds: int = 1
+    """Batches of prompts sampled."""
     gpu_memory: dict[int, int] = field(default_factory=dict)
     """Bytes by rank."""
     gpu_memory_peak: dict[int, int] = field(default_factory=dict)
@@ -119,6 +127,10 @@ class TrainerMetrics:
             (names.GRAD_NORM, report.grad_norm),
             (names.LEARNING_RATE, report.learning_rate),
             (names.ROLLOUT_MISMATCH, report.rollout_mismatch),
+            (names.ROLLOUT_KL, report.rollout_kl),
+            (names.ROLLOUT_WEIGHT, report.rollout_weight),
+            (names.ROLLOUT_SAMPLE_SIZE, report.rollout_sample_size),
+            (names.SAMPLING_ROUNDS, report.sampling_rounds),
             (names.LAST_STEP_TIMESTAMP, timestamp),
         ):
             self.set(metric, value)
@@ -174,6 +186,8 @@ def log_line(report: StepReport) -> str:
         "truncated": report.truncated,
         "zero_std": report.zero_std_groups,
         "rollout_mismatch": report.rollout_mismatch,
+        "rollout_kl": report.rollout_kl,
+        "sampling_rounds": report.sampling_rounds if report.sampling_rounds > 1 else None,
     }
     if len(report.function_means) > 1:
         values |= {f"reward/{name}": mean for name, mean in report.function_means.items()}

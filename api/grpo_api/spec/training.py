@@ -37,6 +37,28 @@ class KlCtrlSpec(ApiModel):
     """Responses over which `adaptive` changes its factor by at most a fifth."""
 
 
+class FilterGroupsSpec(ApiModel):
+    """DAPO's dynamic sampling: groups whose rewards are all equal teach nothing and are sampled anew."""
+
+    enable: bool = False
+    """Sample further prompts until `data.trainBatchSize` groups have differing rewards."""
+    max_num_gen_batches: int = Field(default=10, ge=1, le=1000)
+    """Batches of `data.trainBatchSize` prompts that a step may sample. With fewer groups at its end than a batch the
+    step trains on those; with none the job fails."""
+
+
+class RolloutCorrectionSpec(ApiModel):
+    """Importance sampling against the difference between the policy that sampled, in the rollout engine, and the one
+    that trains: token losses are multiplied by the ratio of the two probabilities."""
+
+    rollout_is: Literal["token", "sequence", "none"] = "token"
+    """`token`: each token by its own ratio; `sequence`: all by the product over the response; `none`: metrics only."""
+    rollout_is_threshold: float = Field(default=2.0, gt=0, le=1e6)
+    """Upper bound of the weights; larger ones are truncated to it."""
+    rollout_is_threshold_lower: float | None = Field(default=None, gt=0, le=1e6)
+    """Where set, weights below this and above `rolloutIsThreshold` become 0 instead (IcePop's mask)."""
+
+
 class AlgorithmSpec(ApiModel):
     """How rewards become advantages."""
 
@@ -60,6 +82,10 @@ class AlgorithmSpec(ApiModel):
     """Estimator of that KL, as `actor.klLossType` explains."""
     kl_ctrl: KlCtrlSpec = Field(default_factory=KlCtrlSpec)
     """Its coefficient; read only with `useKlInReward`."""
+    filter_groups: FilterGroupsSpec = Field(default_factory=FilterGroupsSpec)
+    """DAPO's dynamic sampling."""
+    rollout_correction: RolloutCorrectionSpec = Field(default_factory=RolloutCorrectionSpec)
+    """Correction of the difference between rollout engine and trainer."""
     mask_truncated_responses: bool = False
     """Leave responses that were cut at `data.maxResponseLength` out of the loss (DAPO's overlong filtering). Their
     rewards still count in their groups."""

@@ -14,6 +14,7 @@ MODEL = "actor_rollout_ref.model."
 ACTOR = "actor_rollout_ref.actor."
 ROLLOUT = "actor_rollout_ref.rollout."
 REF = "actor_rollout_ref.ref."
+ROLLOUT_CORRECTION = "algorithm.rollout_correction."
 
 Kind = Literal["int", "float", "bool", "text", "floats", "text or list", "any"]
 
@@ -145,6 +146,29 @@ KEYS: tuple[Key, ...] = (
         "kl",
         combined=True,
         doc="a number, which verl would refuse, is left out",
+    ),
+    Key("algorithm.filter_groups.enable", "algorithm.filterGroups.enable", "bool", False),
+    Key(
+        "algorithm.filter_groups.max_num_gen_batches",
+        "algorithm.filterGroups.maxNumGenBatches",
+        "int",
+        combined=True,
+        doc="0, no bound in verl, is left out: ours is 10",
+    ),
+    Key(
+        ROLLOUT_CORRECTION + "rollout_is",
+        "algorithm.rolloutCorrection.rolloutIs",
+        "text",
+        combined=True,
+        doc="null is `none`: ours is `token`",
+    ),
+    Key(
+        ROLLOUT_CORRECTION + "rollout_is_threshold",
+        "algorithm.rolloutCorrection.rolloutIsThreshold",
+        "text",
+        2.0,
+        combined=True,
+        doc="of `0.5_5.0` the first is `rolloutIsThresholdLower`",
     ),
     Key("algorithm.kl_ctrl.type", "algorithm.klCtrl.type", "text", "fixed", choices=_SAME_CONTROL),
     Key("algorithm.kl_ctrl.kl_coef", "algorithm.klCtrl.klCoef", "float", 0.001),

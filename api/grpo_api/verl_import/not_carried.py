@@ -56,20 +56,16 @@ def _many(
 
 NOT_CARRIED: tuple[NotCarried, ...] = (
     # algorithm
-    NotCarried(
-        "algorithm.filter_groups.enable",
-        "off here, too",
-        (False,),
-        "groups are not filtered in this API yet: a group of equal rewards stays in the batch, with advantage 0",
-    ),
-    NotCarried("algorithm.filter_groups.*", "groups are not filtered in this API yet"),
+    NotCarried("algorithm.filter_groups.metric", "groups are told apart by their whole reward"),
+    NotCarried("algorithm.filter_groups.*", "the trainer decides"),
     NotCarried("algorithm.use_pf_ppo", "off here, too", (False,), "samples are not reweighted (no PF-PPO here)"),
     NotCarried("algorithm.pf_ppo.*", "no PF-PPO here"),
     *_many(
-        "rollout_correction.rollout_is rollout_correction.rollout_rs rollout_is rollout_is_threshold_lower",
+        "rollout_correction.rollout_rs rollout_correction.rollout_is_batch_normalize rollout_is "
+        "rollout_is_threshold_lower",
         "off here, too",
         (False, "null"),
-        "no rollout correction in this API yet: samples are not reweighted or rejected",
+        "algorithm.rolloutCorrection weighs samples by rolloutIs and its thresholds alone",
         under="algorithm.",
     ),
     NotCarried(
@@ -80,7 +76,7 @@ NOT_CARRIED: tuple[NotCarried, ...] = (
     ),
     *_many(
         "rollout_correction.* rollout_is_threshold rollout_is_level rollout_is_mode rollout_is_veto_threshold",
-        "no rollout correction in this API yet",
+        "belongs to forms of the rollout correction that this API does not have yet",
         under="algorithm.",
     ),
     # model
@@ -232,7 +228,9 @@ NOT_CARRIED: tuple[NotCarried, ...] = (
     # data
     *_many("data.val_files data.val_batch_size data.val_max_samples data.validation_shuffle", _VALIDATION),
     NotCarried("data.train_max_samples", "all rows here, too", (-1,), "all rows are used; cut the files"),
-    NotCarried("data.gen_batch_size", "belongs to group filtering, which this API does not have yet"),
+    NotCarried(
+        "data.gen_batch_size", "one batch of data.train_batch_size is drawn at a time, also under filter_groups"
+    ),
     *_many(
         "data.image_key data.video_key data.audio_key data.image_patch_size data.return_multi_modal_inputs", _TEXT_ONLY
     ),

@@ -6,7 +6,7 @@ from typing import get_args
 from grpo_api.names import MAX_JOB_NAME_LENGTH
 from grpo_api.spec.training import AdvEstimator, RolloutSpec
 from grpo_api.verl_import.draft import ENGINE_KWARGS, KL_COEF, Draft
-from grpo_api.verl_import.keys import ACTOR, CARRIED, KL_TYPES, LOSS_MODES, MODEL, REF, ROLLOUT
+from grpo_api.verl_import.keys import ACTOR, CARRIED, KL_TYPES, LOSS_MODES, MODEL, REF, ROLLOUT, ROLLOUT_CORRECTION
 
 DEFAULT_MODEL = "deepseek-ai/deepseek-llm-7b-chat"
 """Hub id of the model that verl's default path names."""
@@ -106,6 +106,7 @@ def estimator_and_engine(draft: Draft) -> None:
         why = _NO_ESTIMATOR.get(word, "is no estimator of this API yet")
         draft.change(key, f"{word} {why}: trained with grpo instead, whose advantage is the score against its group")
     _kl_in_reward(draft)
+    _sampling(draft)
     key = ROLLOUT + "name"
     word = str(draft.value(key)).lower()
     if word in ("vllm", "hf"):
@@ -133,6 +134,34 @@ def estimator_and_engine(draft: Draft) -> None:
             draft.carry(key, "rollout.engineArgs." + key.removeprefix(ENGINE_KWARGS))
         elif f"{key}.".startswith(ENGINE_KWARGS):
             draft.leave(key, "not set; the engine's own default")
+
+
+def _sampling(draft: Draft) -> None:
+    """Group filter and rollout correction."""
+    key = "algorithm.filter_groups.max_num_gen_batches"
+    bound = draft.value(key)
+    if isinstance(bound, int) and bound > 0:
+        draft.put("algorithm.filterGroups.maxNumGenBatches", bound, key)
+    else:
+        draft.leave(key, "no bound in verl; ours stands")
+    key = ROLLOUT_CORRECTION + "rollout_is"
+    setting = draft.given(key)
+    word = "none" if setting is None else str(draft.value(key)).lower()
+    if word in ("token", "sequence", "none"):
+        draft.put("algorithm.rolloutCorrection.rolloutIs", word, key)
+    else:
+        draft.fault(setting or draft.settings[key], "must be one of token, sequence, null")
+    key = ROLLOUT_CORRECTION + "rollout_is_threshold"
+    setting = draft.given(key)
+    if setting is None:
+        return
+    lower, _, upper = str(draft.value(key)).rpartition("_")
+    try:
+        draft.put("algorithm.rolloutCorrection.rolloutIsThreshold", float(upper), key)
+        if lower:
+            draft.set("algorithm.rolloutCorrection.rolloutIsThresholdLower", float(lower))
+    except ValueError:
+        draft.fault(setting, "must be a number, such as 2.0, or two, such as 0.5_5.0")
 
 
 def _kl_in_reward(draft: Draft) -> None:

@@ -13,7 +13,7 @@ from grpo_api.job import GRPOJobSpec, parse_job
 from grpo_api.verl_import import Source, dump_job, import_verl, key_table
 from grpo_api.verl_import.keys import KEYS, canonical
 from grpo_api.verl_import.not_carried import NOT_CARRIED
-from tests.unit.api.verl_import_support import ACTOR, BASE, REF, ROLLOUT, left, run
+from tests.unit.api.verl_import_support import ACTOR, BASE, REF, ROLLOUT, faults, left, run
 
 WORKED = """\
 trainer: {n_gpus_per_node: 6, nnodes: 1, critic_warmup: 0}
@@ -121,6 +121,8 @@ VALUES = {
     "algorithm.adv_estimator": ("rloo", []),
     "algorithm.norm_adv_by_std_in_grpo": ("false", []),
     "algorithm.kl_penalty": ("k3", []),
+    "algorithm.rollout_correction.rollout_is": ("sequence", []),
+    "algorithm.rollout_correction.rollout_is_threshold": ("0.5_5.0", []),
     "algorithm.kl_ctrl.type": ("adaptive", []),
     f"{ROLLOUT}.name": ("hf", []),
     f"{ROLLOUT}.tensor_model_parallel_size": (4, []),
@@ -222,8 +224,7 @@ def test_unknown_key_names_the_nearest():
     ("override", "says"),
     [
         ("algorithm.adv_estimator=remax", "remax is no estimator of this API yet: trained with grpo instead"),
-        ("algorithm.filter_groups.enable=true", "groups are not filtered"),
-        ("algorithm.rollout_correction.rollout_is=token", "no rollout correction"),
+        ("algorithm.rollout_correction.rollout_rs=token_k1", "weighs samples by rolloutIs"),
         ("actor_rollout_ref.model.lora_rank=32", "all weights are trained"),
         (f"{ACTOR}.policy_loss.loss_mode=clip_cov", "actor.policyLoss.lossMode has no clip_cov yet: vanilla is used"),
         ("algorithm.adv_estimator=gdpo", "several reward.functions"),
@@ -311,9 +312,29 @@ def test_clip_ratio_alone_is_noted():
 def test_defaults_of_verl_that_differ_from_ours_are_written_and_listed():
     spec, report = run()
     assert [(item.key, item.value, item.path) for item in report.defaults] == [
+        ("algorithm.rollout_correction.rollout_is", None, "spec.algorithm.rolloutCorrection.rolloutIs"),
         (f"{ROLLOUT}.tensor_model_parallel_size", 2, "spec.rollout.tensorModelParallelSize"),
         ("trainer.total_epochs", 30, "spec.trainer.totalEpochs"),
         ("trainer.save_freq", -1, "spec.trainer.saveFreq"),
         ("trainer.n_gpus_per_node", 8, "spec.trainer.nGpusPerNode"),
     ]
     assert (spec["rollout"]["tensorModelParallelSize"], spec["trainer"]["nGpusPerNode"]) == (2, 8)
+
+
+def test_rollout_correction():
+    key = "algorithm.rollout_correction"
+    spec, report = run()
+    assert spec["algorithm"]["rolloutCorrection"] == {"rolloutIs": "none"}  # verl's default, and not ours
+    assert f"{key}.rollout_is" in {item.key for item in report.defaults}
+    spec, _ = run(f"{key}.rollout_is=token", f"{key}.rollout_is_threshold=0.5_5.0")
+    assert spec["algorithm"]["rolloutCorrection"] == {
+        "rolloutIs": "token", "rolloutIsThreshold": 5.0, "rolloutIsThresholdLower": 0.5,
+    }  # fmt: skip
+    assert "rolloutIsThresholdLower" not in run(f"{key}.rollout_is_threshold=3")[0]["algorithm"]["rolloutCorrection"]
+    assert "two, such as 0.5_5.0" in faults(f"{key}.rollout_is_threshold=wide")[0]
+
+
+def test_no_bound_on_filtered_batches_leaves_ours():
+    spec, report = run("algorithm.filter_groups.enable=true", "algorithm.filter_groups.max_num_gen_batches=0")
+    assert spec["algorithm"]["filterGroups"] == {"enable": True}
+    assert left(report, "algorithm.filter_groups.max_num_gen_batches")[0] == "not_applicable"

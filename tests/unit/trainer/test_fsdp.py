@@ -1,5 +1,6 @@
 """The FSDP actor on 1 and 2 gloo ranks: gradients do not depend on how a batch is cut, and equal plain autograd's."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
     "geo_mean": {"policyLoss": {"lossMode": "geo_mean"}, "clipRatio": 0.9, "useKlLoss": True},
     "dppo_tv": {"policyLoss": {"lossMode": "dppo_tv"}, "clipRatio": 0.01, "clipRatioC": 20.0},
     "dppo_kl": {"policyLoss": {"lossMode": "dppo_kl"}, "clipRatio": 0.01, "clipRatioC": 20.0},
+    "vanilla, rollout correction": {"clipRatio": 0.9},
     "gpg": {"policyLoss": {"lossMode": "gpg"}},
 }  # fmt: skip
 CUTS: dict[str, dict[str, Any]] = {
@@ -38,8 +40,18 @@ CUTS: dict[str, dict[str, Any]] = {
 }
 
 
+ROLLOUT_WEIGHT_MAX = 1.5
+ALGORITHM = {"rolloutCorrection": {"rolloutIsThreshold": ROLLOUT_WEIGHT_MAX}}
+
+
 def batch(objective: str) -> list[Sample]:
-    return make_samples(off_policy="on-policy" not in objective, reference="on-policy" not in objective)
+    """The objective named vanilla has log-probabilities of the rollout engine, too, e^0.7 and e^-0.7 off in turn."""
+    samples = make_samples(off_policy="on-policy" not in objective, reference="on-policy" not in objective)
+    if objective == "vanilla, rollout correction":
+        for sample in samples:
+            turns = torch.tensor([0.7, -0.7] * 5)[: len(sample.response_ids)]
+            sample.rollout_log_probs = (sample.old_log_probs - turns).tolist()
+    return samples
 
 
 def _gspo(new: torch.Tensor, old: torch.Tensor, a: float, actor: ActorSpec) -> tuple[torch.Tensor, int]:
@@ -112,6 +124,9 @@ def plain_gradients(model: Path, objective: str) -> tuple[dict[str, torch.Tensor
         else:
             token_loss, count = OTHER_LOSSES[mode](log_probs, old, s.advantage, actor)
             clipped += count
+        if s.rollout_log_probs is not None:
+            weights = (old - torch.tensor(s.rollout_log_probs)).exp().clamp(max=ROLLOUT_WEIGHT_MAX)
+            token_loss = token_loss * weights
         if actor.use_kl_loss:
             d = log_probs - s.ref_log_probs
             token_loss = token_loss + actor.kl_loss_coef * {
@@ -148,7 +163,7 @@ def gradients(rank: int, world_size: int, model: str) -> dict[str, Any]:
         own = samples if world_size == 1 else (samples[:8], samples[8:])[rank]
         for cut, cut_options in CUTS.items():
             for reshard in (False, True) if "policyLoss" not in options else (False,):
-                spec = make_spec(Path(model), actor=options | cut_options)
+                spec = make_spec(Path(model), actor=options | cut_options, algorithm=ALGORITHM)
                 actor = FsdpActor(
                     spec, rank=rank, world_size=world_size, device=CPU, total_updates=1, reshard_after_forward=reshard
                 )
@@ -168,6 +183,12 @@ def gradients(rank: int, world_size: int, model: str) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_model(tmp_path_factory.mktemp("model"))
+
+
+def rollout_kl() -> float:
+    """k3 over the tokens of trained samples, whose ratios are e^0.7 and e^-0.7 in turn."""
+    logs = [(0.7, -0.7)[t % 2] for s in make_samples() if s.trainable for t in range(len(s.response_ids))]
+    return sum(math.exp(d) - d - 1 for d in logs) / len(logs)
 
 
 @pytest.mark.parametrize("world_size", [1, 2])
@@ -191,6 +212,12 @@ def test_gradients_do_not_depend_on_the_cut_and_equal_plain_autograd(model: Path
             assert metrics[name] == pytest.approx(value, rel=1e-4), (key, name)
         for other in per_rank[1:]:
             assert other[key][1] == metrics, key
+        if "rollout" in key:
+            half = [ROLLOUT_WEIGHT_MAX, math.exp(-0.7)]  # by turns; responses of odd length have one more of the first
+            assert metrics["rollout_log_prob_diff_mean"] == pytest.approx(0.7, rel=1e-4)
+            assert half[1] < metrics["rollout_is_mean"] < half[0]
+            assert metrics["rollout_k3_kl"] == pytest.approx(rollout_kl(), rel=1e-4)
+            assert 0.5 < metrics["rollout_is_eff_sample_size"] < 1
     assert any(metrics["pg_clipfrac"] > 0 for _, metrics in per_rank[0].values())
     assert any(metrics["pg_clipfrac_lower"] > 0 for _, metrics in per_rank[0].values())
 

@@ -65,11 +65,11 @@ def test_log_line():
         "step=3/20 reward/mean=0.25 reward/std=0.433 tokens_per_s=155 step_s=18.2 eta_s=310 rollout_s=4.1 "
         "reward_s=0.05 update_s=9.8 sync_s=3.9 loss=-0.012 kl=0.00042 kl_coef=0.001 entropy=1.25 clip_fraction=0 "
         "grad_norm=1.2 lr=3e-05 response_len=3 truncated=0.25 zero_std=0.5 rollout_mismatch=0.001 "
-        "reward_errors/correct/timeout=2"
+        "rollout_kl=2e-05 reward_errors/correct/timeout=2"
     )
     two = replace(REPORT, kl=None, function_means={"correct": 0.5, "short": 1.0}, reward_errors={})
-    assert log_line(two).endswith("rollout_mismatch=0.001 reward/correct=0.5 reward/short=1")
-    assert "kl=" not in log_line(two)
+    assert log_line(two).endswith("rollout_mismatch=0.001 rollout_kl=2e-05 reward/correct=0.5 reward/short=1")
+    assert " kl=" not in log_line(two)
 
 
 def test_warnings():

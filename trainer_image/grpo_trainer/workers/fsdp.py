@@ -20,6 +20,7 @@ from grpo_trainer.logprobs import PolicyModel
 from grpo_trainer.losses import TOKEN_SUMS, LossInputs, compute_loss
 from grpo_trainer.packing import Pack, idle_pack, pack_samples, to_device
 from grpo_trainer.policy_losses import find_loss
+from grpo_trainer.rollout_correction import Mismatch, importance_weights
 from grpo_trainer.sample import Sample
 from grpo_trainer.workers.model_loading import decoder_layers, load_model
 
@@ -133,7 +134,7 @@ class FsdpActor:
         counts = LossCounts(totals[0].item(), totals[1].item(), self.spec.data.max_response_length)
         packs = self._packs(trained, actor.ppo_micro_batch_size_per_gpu, actor.ppo_max_token_len_per_gpu)
         sums: dict[str, torch.Tensor] = {}
-        mismatch = _Mismatch(self.device)
+        mismatch = Mismatch(self.device)
         for number, pack in enumerate(packs):
             last = number == len(packs) - 1
             self.model.set_is_last_backward(last)
@@ -145,10 +146,10 @@ class FsdpActor:
                 # Ranks with fewer rows take part in the collectives of the others' backward.
                 (log_probs.sum() * 0.0 + entropy.sum() * 0.0).backward()
                 continue
-            inputs = self._loss_inputs([trained[index] for index in pack.samples], log_probs, entropy, counts)
+            chosen = [trained[index] for index in pack.samples]
+            inputs = self._loss_inputs(chosen, log_probs, entropy, counts, mismatch)
             outputs = compute_loss(inputs, actor)
             outputs.loss.backward()
-            mismatch.add([trained[index] for index in pack.samples], inputs.old_log_probs)
             for name, value in outputs.sums.items():
                 sums[name] = sums.get(name, 0.0) + value.double()
         metrics = self._reduce(sums, counts)
@@ -242,7 +243,12 @@ class FsdpActor:
         return [to_device(pack, self.device) for pack in packs]
 
     def _loss_inputs(
-        self, samples: list[Sample], log_probs: torch.Tensor, entropy: torch.Tensor, counts: LossCounts
+        self,
+        samples: list[Sample],
+        log_probs: torch.Tensor,
+        entropy: torch.Tensor,
+        counts: LossCounts,
+        mismatch: Mismatch,
     ) -> LossInputs:
         lengths = [len(sample.response_ids) for sample in samples]
         advantages: list[float] = []
@@ -262,6 +268,7 @@ class FsdpActor:
         return LossInputs(
             log_probs=log_probs,
             old_log_probs=torch.cat(old),
+            rollout_weights=self._rollout_weights(samples, old, mismatch),
             advantages=torch.tensor(advantages, dtype=torch.float32, device=self.device),
             lengths=tuple(lengths),
             weights=weights,
@@ -269,6 +276,23 @@ class FsdpActor:
             entropy=entropy,
             ref_log_probs=reference,
         )
+
+    def _rollout_weights(
+        self, samples: list[Sample], old: list[torch.Tensor], mismatch: Mismatch
+    ) -> torch.Tensor | None:
+        """(T,) importance weights, 1 for samples without the rollout engine's log-probabilities; None where the spec
+        wants none."""
+        correction = self.spec.algorithm.rollout_correction
+        weights = []
+        for sample, log_probs in zip(samples, old, strict=True):
+            if sample.rollout_log_probs is None:
+                weights.append(torch.ones_like(log_probs))
+                continue
+            log_ratio = log_probs - torch.tensor(sample.rollout_log_probs).to(log_probs)
+            weight = importance_weights(log_ratio, [len(log_ratio)], correction)
+            mismatch.add(log_ratio, None if correction.rollout_is == "none" else weight)
+            weights.append(weight)
+        return None if correction.rollout_is == "none" else torch.cat(weights)
 
     def _reduce(self, sums: dict[str, torch.Tensor], counts: LossCounts) -> dict[str, float]:
         names = ["pg_loss", *TOKEN_SUMS] + (["kl_loss"] if self.spec.actor.use_kl_loss else [])
@@ -278,29 +302,6 @@ class FsdpActor:
         dist.all_reduce(values)
         metrics = dict(zip(names, values.tolist(), strict=True))
         return metrics | {name: metrics[name] / max(counts.tokens, 1.0) for name in TOKEN_SUMS}
-
-
-class _Mismatch:
-    """Absolute differences between the rollout engine's log-probabilities and the trainer's."""
-
-    def __init__(self, device: torch.device):
-        self._sums = torch.zeros(2, dtype=torch.float64, device=device)
-        self._max = torch.zeros(1, dtype=torch.float64, device=device)
-
-    def add(self, samples: list[Sample], old_log_probs: torch.Tensor) -> None:
-        for sample, old in zip(samples, old_log_probs.split([len(s.response_ids) for s in samples]), strict=True):
-            if sample.rollout_log_probs is not None:
-                difference = (old - torch.tensor(sample.rollout_log_probs).to(old)).abs().double()
-                self._sums += torch.stack([difference.sum(), torch.tensor(len(difference)).to(difference)])
-                self._max = torch.maximum(self._max, difference.max())
-
-    def reduce(self) -> dict[str, float]:
-        dist.all_reduce(self._sums)
-        dist.all_reduce(self._max, op=dist.ReduceOp.MAX)
-        total, count = self._sums.tolist()
-        if not count:
-            return {}
-        return {"rollout_log_prob_diff_mean": total / count, "rollout_log_prob_diff_max": self._max.item()}
 
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")

@@ -1,0 +1,64 @@
+"""Importance sampling between the rollout engine's policy and the trainer's: weights, and how far the two are apart.
+
+Truncated: Ionides, "Truncated Importance Sampling" (2008), for RL of language models Yao et al., "Your Efficient RL
+Framework Secretly Brings You Off-Policy RL Training" (2025). Masked: IcePop (2025). verl:
+`rollout_corr_helper.compute_rollout_correction_weights` and `compute_offpolicy_metrics`.
+"""
+
+import torch
+import torch.distributed as dist
+
+from grpo_api.spec.training import RolloutCorrectionSpec
+
+_BOUND = 20.0
+"""verl's SAFETY_BOUND for the logarithm of a ratio."""
+
+
+def importance_weights(log_ratio: torch.Tensor, lengths: list[int], spec: RolloutCorrectionSpec) -> torch.Tensor:
+    """(T,) weights of tokens of whole sequences, without gradient. `log_ratio` (T,) is the trainer's log-probability at
+    the step's start less the rollout engine's."""
+    logs = log_ratio.detach()
+    if spec.rollout_is == "sequence":
+        logs = torch.cat([part.sum().expand(len(part)) for part in logs.split(lengths)])
+    weights = torch.clamp(logs, -_BOUND, _BOUND).exp()
+    upper, lower = spec.rollout_is_threshold, spec.rollout_is_threshold_lower
+    if lower is None:
+        return weights.clamp(max=upper)
+    return torch.where((weights >= lower) & (weights <= upper), weights, 0.0)
+
+
+class Mismatch:
+    """How far rollout and trainer are apart over a mini-batch: sums over its tokens, then over ranks."""
+
+    def __init__(self, device: torch.device):
+        self._sums = torch.zeros(6, dtype=torch.float64, device=device)
+        self._max = torch.zeros(1, dtype=torch.float64, device=device)
+
+    def add(self, log_ratio: torch.Tensor, weights: torch.Tensor | None) -> None:
+        """Tokens that have a log-probability by the rollout engine; (T,) each."""
+        if not len(log_ratio):
+            return
+        logs = log_ratio.detach().double()
+        applied = torch.ones_like(logs) if weights is None else weights.double()
+        k3 = torch.clamp(logs, -_BOUND, _BOUND).exp() - logs - 1
+        held = torch.ones_like(logs).sum()
+        parts = [logs.abs().sum(), -logs.sum(), k3.sum(), applied.sum(), applied.square().sum(), held]
+        self._sums += torch.stack(parts)
+        self._max = torch.maximum(self._max, logs.abs().max())
+
+    def reduce(self) -> dict[str, float]:
+        """Collective. Means over tokens: absolute difference, KL by k1 and k3, weight; and the effective sample size,
+        (sum w)^2 / (n sum w^2), from 0 to 1."""
+        dist.all_reduce(self._sums)
+        dist.all_reduce(self._max, op=dist.ReduceOp.MAX)
+        absolute, k1, k3, weight, squares, count = self._sums.tolist()
+        if not count:
+            return {}
+        return {
+            "rollout_log_prob_diff_mean": absolute / count,
+            "rollout_log_prob_diff_max": self._max.item(),
+            "rollout_kl": k1 / count,
+            "rollout_k3_kl": k3 / count,
+            "rollout_is_mean": weight / count,
+            "rollout_is_eff_sample_size": weight**2 / (count * squares) if squares else 0.0,
+        }
