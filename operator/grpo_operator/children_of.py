@@ -43,7 +43,10 @@ def spoiled(manifests: list[Object], observed: Observed) -> list[tuple[str, Obje
         if item["kind"] == "Service"
         and (found := observed.children.get(("Service", item["metadata"]["name"]))) is not None
         and not found["metadata"].get("deletionTimestamp")
-        and not _holds(found.get("spec"), item["spec"])
+        and (
+            found.get("spec", {}).get("selector") != item["spec"]["selector"]  # one key more and it selects none
+            or not _holds(found.get("spec"), item["spec"])
+        )
     ]
 
 

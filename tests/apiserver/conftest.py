@@ -1,9 +1,7 @@
 """A real API server, scheduler and controller-manager with the CRD; nodes without a kubelet, whose pods tests drive."""
 
 import json
-import os
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,7 +15,8 @@ from ruamel.yaml import YAML
 from grpo_api import names
 from grpo_api.crd import crd
 from local_cluster import paths
-from local_cluster.control_plane import ControlPlane, free_ports
+from local_cluster.control_plane import ControlPlane
+from tests.apiserver.operator_process import Operator
 
 ROOT = Path(__file__).parents[2]
 OPERATOR_LOG = "operator.log"
@@ -33,7 +32,7 @@ class Rig:
 
     def __init__(self, plane: ControlPlane, directory: Path) -> None:
         self.plane, self.directory = plane, directory
-        self._operator: subprocess.Popen[bytes] | None = None
+        self.operator = Operator(plane, directory / OPERATOR_LOG)
 
     def kubectl(self, *arguments: str, stdin: str | None = None, check: bool = True) -> str:
         command = [str(paths.binary("kubectl")), "--kubeconfig", str(self.plane.kubeconfig), *arguments]
@@ -118,30 +117,18 @@ class Rig:
                 self.kubectl("delete", "pod", name, "--force", "--grace-period=0", "--ignore-not-found")
 
     def start_operator(self) -> None:
-        metrics_port, probe_port = free_ports(2)
-        environment = {
-            **os.environ,
-            "KUBECONFIG": str(self.plane.kubeconfig),
-            "GRPO_TRAINER_IMAGE": "localhost/trainer:test",
-            "GRPO_LEASE_NAMESPACE": "default",
-            "GRPO_IDENTITY": f"test-{time.monotonic_ns()}",
-            "GRPO_PROGRESS_INTERVAL_SECONDS": "0.5",
-            "GRPO_METRICS_PORT": str(metrics_port),
-            "GRPO_PROBE_PORT": str(probe_port),
-        }
-        self.metrics_port = environment["GRPO_METRICS_PORT"]
-        with (self.directory / OPERATOR_LOG).open("ab") as log:
-            self._operator = subprocess.Popen(
-                [sys.executable, "-m", "grpo_operator.main"], env=environment, stdout=log, stderr=log
-            )
+        self.operator.start()
 
     def stop_operator(self, *, kill: bool = False) -> None:
-        if self._operator is not None:
-            self._operator.kill() if kill else self._operator.terminate()
-            code, self._operator = self._operator.wait(20), None
-            if not kill:
-                assert code == 0, "a stop that was asked for is no failure"
-                assert self.get("lease", "grpo-operator")["spec"]["holderIdentity"] == "", "the next one need not wait"
+        if kill:
+            self.operator.kill()
+        elif (code := self.operator.stop()) is not None:
+            assert code == 0, "a stop that was asked for is no failure"
+            assert self.get("lease", "grpo-operator")["spec"]["holderIdentity"] == "", "the next one need not wait"
+
+    @property
+    def metrics_port(self) -> int:
+        return self.operator.metrics_port
 
 
 def ready() -> Object:

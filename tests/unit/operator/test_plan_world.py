@@ -351,6 +351,7 @@ def test_child_that_somebody_deletes_comes_back(kind):
     "edit",
     [
         {"selector": {"app": "another"}},
+        {"selector": {"grpo.dev/job-name": "sums", "app": "another"}},
         {"ports": []},
         {"ports": [{"name": "metrics", "port": 1}]},
         {"publishNotReadyAddresses": False},

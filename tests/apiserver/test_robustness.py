@@ -1,0 +1,104 @@
+"""Trouble that the operator meets in a cluster: foreign objects, edits, closed and dying namespaces."""
+
+import json
+
+import pytest
+
+from tests.apiserver.operator_process import Operator
+
+pytestmark = pytest.mark.apiserver
+
+
+def test_foreign_objects_of_our_names_are_named_and_not_touched(rig, job):
+    """One after another, as each repair shows the next; a gang is never made beside one."""
+    name = "ours"
+    pod = {"containers": [{"name": "c", "image": "i"}], "schedulingGates": [{"name": "grpo.dev/never"}]}
+    foreign = {
+        "Service": {"apiVersion": "v1", "metadata": {"name": name}, "spec": {"ports": [{"port": 1}]}},
+        "Pod": {"apiVersion": "v1", "metadata": {"name": f"{name}-1"}, "spec": pod},
+    }
+    labels = {"app.kubernetes.io/managed-by": "grpo-operator", "grpo.dev/job-name": name}
+    for kind, item in foreign.items():
+        item["metadata"]["labels"] = labels  # not even these make it ours
+        rig.apply({"kind": kind, **item})
+    before = {kind: rig.get(kind, item["metadata"]["name"]) for kind, item in foreign.items()}
+    rig.apply(job(name))
+    for kind, item in foreign.items():
+        found = item["metadata"]["name"]
+        told = f"a {kind} named {found} exists that is not this job's"
+        rig.wait(f"words on {kind}", lambda told=told: told in rig.status(name).get("message", ""))
+        assert rig.status(name)["reason"] == "NameConflict"
+        assert rig.get(kind, found)["metadata"]["uid"] == before[kind]["metadata"]["uid"]
+        assert rig.get(kind, found)["spec"] == before[kind]["spec"]
+        rig.kubectl("delete", kind, found, "--force", "--grace-period=0")
+    rig.wait("pods after the repair", lambda: set(rig.items("pods", name)) == {"ours-0", "ours-1"}, 40)
+
+
+def test_service_and_job_file_come_back_and_no_pod_is_touched(rig, job):
+    rig.apply(job("kept"))
+    rig.run_pods("kept")
+    rig.wait("gang complete", lambda: rig.status("kept").get("createdAttempt") == 0)
+    before = {name: pod["metadata"]["uid"] for name, pod in rig.items("pods", "kept").items()}
+    rig.kubectl("delete", "service/kept", "configmap/kept-config")
+    rig.wait("children again", lambda: rig.items("services", "kept") and rig.items("configmaps", "kept"))
+    edit = {"spec": {"selector": {"app": "another", "grpo.dev/job-name": None}}}
+    rig.kubectl("patch", "service", "kept", "--type=merge", "-p", json.dumps(edit))
+
+    def restored():
+        found = rig.items("services", "kept").get("kept")
+        return found is not None and found["spec"]["selector"] == {"grpo.dev/job-name": "kept"}
+
+    rig.wait("the Service as it was", restored)
+    assert {name: pod["metadata"]["uid"] for name, pod in rig.items("pods", "kept").items()} == before
+    assert rig.status("kept").get("restarts", []) == []
+
+
+def test_namespace_that_is_deleted_takes_its_jobs_along_and_no_others(rig, job):
+    rig.kubectl("create", "namespace", "dying")
+    rig.apply({**job("last"), "metadata": {"name": "last", "namespace": "dying"}})
+    pods = ("get", "pods", "-n", "dying", "-o", "name")
+    rig.wait("pods there", lambda: len(rig.kubectl(*pods).split()) == 2)
+    rig.kubectl("delete", "namespace", "dying", "--wait=false")
+    rig.apply(job("alive"))
+    rig.wait("pods elsewhere", lambda: len(rig.items("pods", "alive")) == 2)
+
+    def gone():
+        rig.kubectl("delete", "pods", "-n", "dying", "--all", "--force", "--grace-period=0", check=False)
+        return "NotFound" in rig.kubectl("get", "namespace", "dying", check=False)
+
+    rig.wait("the namespace gone", gone, 60)
+
+
+@pytest.fixture
+def confined(plane):
+    """An operator whose account has a role in `open` and where its Lease is, told to watch `closed` too."""
+    for namespace in ("open", "closed"):
+        plane.kubectl("create", "namespace", namespace)
+    plane.kubectl("create", "serviceaccount", "confined")
+    for namespace in ("open", "default"):
+        grant = ("--clusterrole=cluster-admin", "--serviceaccount=default:confined", "-n", namespace)
+        plane.kubectl("create", "rolebinding", "confined", *grant)
+    token = plane.kubectl("create", "token", "confined").strip()
+    config = json.loads(plane.plane.kubeconfig.read_text())
+    config["users"][0]["user"] = {"token": token}
+    kubeconfig = plane.directory / "confined.kubeconfig"
+    kubeconfig.write_text(json.dumps(config))
+    operator = Operator(plane.plane, plane.directory / "confined.log")
+    operator.start(KUBECONFIG=str(kubeconfig), GRPO_WATCH_NAMESPACES="closed,open", GRPO_LEASE_NAME="confined")
+    yield operator
+    operator.stop()
+    plane.kubectl("delete", "namespace", "open", "closed", "--wait=false")
+    plane.kubectl("delete", "pods", "--all", "-n", "open", "--force", "--grace-period=0")
+
+
+def test_namespace_without_a_role_stops_no_other(plane, confined, job):
+    for namespace in ("closed", "open"):
+        plane.apply({**job("inside"), "metadata": {"name": "inside", "namespace": namespace}})
+    pods = ("get", "pods", "-o", "name", "-n")
+    try:
+        plane.wait("pods in the open namespace", lambda: len(plane.kubectl(*pods, "open").split()) == 2)
+    except AssertionError as error:
+        raise AssertionError(f"{error}\n{confined.log.read_text()[-3000:]}") from None
+    assert plane.kubectl(*pods, "closed") == ""
+    assert "namespace closed" in confined.log.read_text()
+    assert confined.probe("healthz") == (200, "ok")
