@@ -23,6 +23,8 @@ from grpo_operator.resync import Resync
 from grpo_operator.settings import Settings
 
 RESYNC_SECONDS = 300.0
+FIRST_RESYNC_SECONDS = 30.0
+"""Before a watch is thought dead (WATCH_BEHIND_SECONDS), so that what went before it began is not held against it."""
 RETRY_SECONDS = 5.0
 WATCH_BEHIND_SECONDS = 60.0
 QUEUE_STUCK_SECONDS = 120.0
@@ -118,7 +120,7 @@ class Operator:
 
     async def _keep_in_sync(self) -> None:
         """List everything now and then; return where the process must start anew to watch other kinds."""
-        pause = RESYNC_SECONDS
+        pause = FIRST_RESYNC_SECONDS
         while True:
             await asyncio.sleep(pause)
             try:

@@ -27,10 +27,12 @@ class WatchHealth:
 
     def listed(self, kind: str, namespace: str, items: list[Object]) -> None:
         """A list of one namespace, or of all, gave these."""
-        watch, newest = (kind, namespace), max(map(_version, items), default=0)
-        if watch in self._owed and self._brought.get(watch, 0) < self._owed[watch][0]:
+        watch, versions = (kind, namespace), {_version(item) for item in items}
+        owed = self._owed.get(watch, (0, 0.0))[0]
+        if owed in versions and self._brought.get(watch, 0) < owed:
             return  # the older debt tells more
-        self._owed[watch] = (newest, self._clock())
+        # What is owed and listed no more may have gone before the watch began, which then never heard of it.
+        self._owed[watch] = (max(versions, default=0), self._clock())
 
     def owes(self) -> tuple[str, float]:
         """(kind and namespace of the watch that is longest behind, seconds); ("", 0) where none is."""

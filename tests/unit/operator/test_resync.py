@@ -57,6 +57,19 @@ def test_watch_that_does_not_bring_what_a_list_shows_is_told():
     assert health.owes() == ("", 0)
 
 
+def test_what_went_before_the_watch_began_is_no_debt():
+    """The list showed an object, and it was gone when the watch made its own list."""
+    clock = Clock()
+    health = health_at(clock)
+    health.listed("Pod", "", [at(5), at(9)])
+    health.brought("Pod", at(5))
+    clock.now = main.FIRST_RESYNC_SECONDS
+    health.listed("Pod", "", [at(5)])
+    clock.now += WATCH_BEHIND_SECONDS + 1
+    assert health.owes() == ("", 0)
+    assert main.FIRST_RESYNC_SECONDS < WATCH_BEHIND_SECONDS
+
+
 def test_quiet_cluster_owes_nothing():
     """No event for an hour is no sign of a dead watch."""
     clock = Clock()
@@ -147,6 +160,7 @@ class Api(ListedKube):
 
 
 def operator_with(kube, monkeypatch):
+    monkeypatch.setattr(main, "FIRST_RESYNC_SECONDS", 0.001)
     monkeypatch.setattr(main, "RESYNC_SECONDS", 0.001)
     monkeypatch.setattr(main, "RETRY_SECONDS", 0.001)
     operator = Operator(SETTINGS)
