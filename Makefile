@@ -80,6 +80,10 @@ apiserver: setup ## Tests against a real API server, scheduler and controller-ma
 	@python3 -m local_cluster.packages tests
 	@$(RUN) python -m pytest tests/apiserver tests/cluster tests/chart
 
+.PHONY: chaos
+chaos: setup ## 30 minutes of random faults on a control plane of its own (CHAOS="--minutes 5 --seed 7")
+	@$(RUN) python -m tests.apiserver.chaos $(CHAOS)
+
 .PHONY: integration
 integration: setup-trainer ## The trainer's loop with real Ray and vLLM, without a cluster
 	@$(TRAINER_RUN) python -m pytest tests/integration

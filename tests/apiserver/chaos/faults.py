@@ -1,0 +1,225 @@
+"""The faults, each a method of `Faults` that does one thing to something that it picks, and says whether it could."""
+
+import random
+from collections.abc import Callable
+
+from tests.apiserver.chaos.api import Api, Object, Record, path_of
+from tests.apiserver.chaos.judge import Job, Judge, attempt_label, own_words
+from tests.apiserver.chaos.kubelet import Kubelet, ended, last_words
+
+CHILDREN = ("Service", "ConfigMap", "PodGroup", "Workload")
+
+
+class Faults:
+    """Everything random comes from `chance`."""
+
+    def __init__(self, api: Api, record: Record, judge: Judge, kubelet: Kubelet, chance: random.Random) -> None:
+        self.api, self.record, self.judge, self.kubelet, self.chance = api, record, judge, kubelet, chance
+        self.done: dict[str, int] = {}
+
+    def strike(self) -> None:
+        """One fault, of a kind picked by its weight."""
+        fault = self.chance.choice(self.TABLE)
+        if fault(self):
+            self.done[fault.__name__] = self.done.get(fault.__name__, 0) + 1
+
+    def jobs(self, fit: Callable[[Job], bool]) -> list[Job]:
+        with self.record.lock:
+            return [job for job in self.judge.jobs.values() if not job.deleted and fit(job)]
+
+    def _job(self, fit: Callable[[Job], bool] = lambda job: not job.ended) -> Job | None:
+        found = self.jobs(fit)
+        return self.chance.choice(found) if found else None
+
+    def _pod(self, *, head: bool | None = None) -> Object | None:
+        """A pod that runs on a live node, of the present attempt of a whole gang."""
+        with self.record.lock:
+            found = [
+                pod
+                for job in self.judge.jobs.values()
+                if not job.ended and not job.deleted and job.status.get("createdAttempt") == job.attempt
+                for pod in job.pods.values()
+                if attempt_label(pod) == job.attempt
+                and not pod["metadata"].get("deletionTimestamp")
+                and pod["spec"].get("nodeName") not in self.kubelet.dead
+                and pod.get("status", {}).get("phase") == "Running"
+                and own_words(pod) is None
+                and (head is None or pod["metadata"]["name"].endswith("-0") is head)
+            ]
+        return self.chance.choice(found) if found else None
+
+    def _exit(self, code: int, reason: str = "Error", message: str = "", head: bool | None = None) -> bool:
+        if (pod := self._pod(head=head)) is None:
+            return False
+        self.kubelet.end(pod, ended(code, reason, message))
+        return True
+
+    # Pods
+
+    def fails(self) -> bool:
+        return self._exit(self.chance.choice([1, 2, 134, 139]), message="Traceback: boom")
+
+    def out_of_memory(self) -> bool:
+        return self._exit(137, "OOMKilled")
+
+    def loses_a_peer(self) -> bool:
+        """Each says that it lost the other."""
+        return self._gang_ends(75)
+
+    def fails_twice(self) -> bool:
+        """One fails, the other loses its peer: the failure is the cause."""
+        return self._gang_ends(75, 1)
+
+    def _gang_ends(self, *codes: int) -> bool:
+        if (pod := self._pod()) is None:
+            return False
+        with self.record.lock:
+            job = self.judge.jobs[pod["metadata"]["ownerReferences"][0]["uid"]]
+            gang = [held for held in job.pods.values() if held["spec"].get("nodeName") and own_words(held) is None]
+        for number, held in enumerate(gang):
+            self.kubelet.end(held, ended(codes[number % len(codes)]))
+        return True
+
+    def users_fault(self) -> bool:
+        return self._exit(self.chance.choice([64, 65]), message=last_words(65, "RewardError"))
+
+    def succeeds(self) -> bool:
+        return self._exit(0, "Completed", last_words(0, "Completed"), head=True)
+
+    def second_rank_exits_0(self) -> bool:
+        return self._exit(0, "Completed", last_words(0, "Completed"), head=False)
+
+    def runs_no_trainer(self) -> bool:
+        return self._exit(0, "Completed", head=True)
+
+    def evicted_by_kubelet(self) -> bool:
+        if (pod := self._pod()) is None:
+            return False
+        self.kubelet.end(pod, {"phase": "Failed", "reason": "Evicted", "message": "The node was low on resource"})
+        return True
+
+    def evicted_by_api(self) -> bool:
+        """What `kubectl drain` does."""
+        if (pod := self._pod()) is None:
+            return False
+        metadata = {"name": pod["metadata"]["name"], "namespace": pod["metadata"]["namespace"]}
+        options = {"preconditions": {"uid": pod["metadata"]["uid"]}}
+        body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": metadata, "deleteOptions": options}
+        self.api.request("POST", path_of(pod, "eviction"), body)
+        return True
+
+    def preempted(self) -> bool:
+        if (pod := self._pod()) is None:
+            return False
+        why = {"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler", "message": "preempted"}
+        self.kubelet.set_status(pod, {"conditions": [why]})
+        self.judge.will_delete(pod["metadata"]["uid"])
+        self.api.delete(path_of(pod), pod["metadata"]["uid"])
+        return True
+
+    def deleted(self) -> bool:
+        if (pod := self._pod()) is None:
+            return False
+        self.judge.will_delete(pod["metadata"]["uid"])
+        self.api.delete(path_of(pod), pod["metadata"]["uid"], grace=self.chance.choice([None, 0]))
+        return True
+
+    def relabelled(self) -> bool:
+        """As if it were of another attempt."""
+        if (pod := self._pod()) is None:
+            return False
+        self.judge.will_delete(pod["metadata"]["uid"])
+        labels = {"grpo.dev/attempt": "77"}
+        self.api.merge(path_of(pod), {"metadata": {"uid": pod["metadata"]["uid"], "labels": labels}})
+        return True
+
+    def annotated(self) -> bool:
+        """An edit that is nobody's business."""
+        if (pod := self._pod()) is None:
+            return False
+        self.api.merge(path_of(pod), {"metadata": {"uid": pod["metadata"]["uid"], "annotations": {"note": "mine"}}})
+        return True
+
+    def head_misbehaves(self) -> bool:
+        if (pod := self._pod(head=True)) is None:
+            return False
+        mode = self.chance.choice(["hangs", "garbage", "endless", "error", "well"])
+        self.kubelet.heads.modes[self.kubelet.address(pod)] = mode
+        return True
+
+    # Other children
+
+    def _child(self, *kinds: str) -> Object | None:
+        found = [
+            item
+            for kind in kinds
+            for item in self.record.objects(kind)
+            if item["metadata"].get("ownerReferences") and not item["metadata"].get("deletionTimestamp")
+        ]
+        return self.chance.choice(found) if found else None
+
+    def child_deleted(self) -> bool:
+        if (item := self._child(*CHILDREN)) is None:
+            return False
+        self.api.delete(path_of(item), item["metadata"]["uid"])
+        return True
+
+    def service_edited(self) -> bool:
+        if (item := self._child("Service")) is None:
+            return False
+        edit = self.chance.choice([{"selector": {"app": "another"}}, {"publishNotReadyAddresses": False}])
+        self.api.merge(path_of(item), {"metadata": {"uid": item["metadata"]["uid"]}, "spec": edit})
+        return True
+
+    def child_unlabelled(self) -> bool:
+        """The watches, which select by this label, see it go."""
+        if (item := self._child("Service", "ConfigMap")) is None:
+            return False
+        labels = {"app.kubernetes.io/managed-by": None}
+        self.api.merge(path_of(item), {"metadata": {"uid": item["metadata"]["uid"], "labels": labels}})
+        return True
+
+    # Jobs
+
+    def suspended(self) -> bool:
+        return self._set_suspend(self._job(lambda job: not job.ended and not job.suspend), True)
+
+    def resumed(self) -> bool:
+        return self._set_suspend(self._job(lambda job: not job.ended and job.suspend), False)
+
+    def _set_suspend(self, job: Job | None, value: bool) -> bool:
+        if job is None:
+            return False
+        body = {"metadata": {"uid": job.manifest["metadata"]["uid"]}, "spec": {"runPolicy": {"suspend": value}}}
+        self.api.merge(path_of(job.manifest), body)
+        return True
+
+    def job_deleted(self) -> bool:
+        if (job := self._job(lambda job: True)) is None:
+            return False
+        self.api.delete(path_of(job.manifest), job.manifest["metadata"]["uid"])
+        return True
+
+    # Nodes
+
+    def node_lost(self) -> bool:
+        """At most one at a time, until `node_returns`."""
+        if self.kubelet.dead:
+            return False
+        self.kubelet.dead.add(self.chance.choice(self.kubelet.nodes))
+        return True
+
+    def node_returns(self) -> bool:
+        if not self.kubelet.dead:
+            return False
+        self.kubelet.dead.clear()
+        return True
+
+    TABLE = (
+        *(fails, out_of_memory, loses_a_peer, evicted_by_api, evicted_by_kubelet, preempted, deleted) * 4,
+        *(suspended, job_deleted, child_deleted, service_edited, child_unlabelled, head_misbehaves) * 3,
+        *(fails_twice, second_rank_exits_0, relabelled, annotated) * 2,
+        *(resumed,) * 5,
+        *(users_fault, succeeds, runs_no_trainer),
+    )
+    """The number of times that one stands here is its weight."""

@@ -1,0 +1,247 @@
+"""One run: jobs, faults for a while, and then what must hold of everything that happened."""
+
+import json
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from ruamel.yaml import YAML
+
+from grpo_api import names
+from grpo_api.crd import crd
+from local_cluster.control_plane import COMPONENTS, ControlPlane
+from tests.apiserver.chaos.api import FLAGS, Api, Object, Record, path_of
+from tests.apiserver.chaos.faults import Faults
+from tests.apiserver.chaos.judge import MANAGED_BY, Judge
+from tests.apiserver.chaos.kubelet import Kubelet, ended, last_words
+from tests.apiserver.operator_process import Operator
+
+ROOT = Path(__file__).parents[3]
+JOBS = 50
+NODES = 4
+MEAN_PAUSE_SECONDS = 0.3
+SETTLE_SECONDS = 100.0
+QUIET_SECONDS = 3.0
+JOBS_PATH = f"/apis/{names.API_VERSION}/namespaces/default/{names.PLURAL}"
+
+
+class Chaos:
+    """`run` raises AssertionError with every rule that was broken, and the operators' logs lie in `directory`."""
+
+    def __init__(self, directory: Path, seed: int, say: Callable[[str], None] = print) -> None:
+        self.say, self.chance = say, random.Random(seed)
+        self.directory = directory
+        self.plane = ControlPlane(directory, extra=FLAGS)
+        self.judge = Judge()
+        self.api = Api(self.plane)
+        self.operators = [Operator(self.plane, directory / f"operator-{number}.log") for number in range(2)]
+        self._made = 0
+        self._template = YAML(typ="safe").load((ROOT / "examples" / "arithmetic.yaml").read_text())
+        self._begin = time.monotonic()
+
+    def run(self, seconds: float) -> None:
+        """`seconds` of faults; starting and settling come on top."""
+        try:
+            self._start()
+            self._strike(seconds)
+            self._settle()
+            self._finish()
+        except BaseException:
+            if hasattr(self, "record"):
+                (self.directory / "objects.json").write_text(json.dumps(self._ours(), indent=1))
+            raise
+        finally:
+            for operator in self.operators:
+                operator.kill()
+            if hasattr(self, "kubelet"):
+                self.kubelet.stop()
+            self.plane.stop()
+
+    def _tell(self, text: str) -> None:
+        self.say(f"{time.monotonic() - self._begin:6.1f} s  {text}")
+
+    def _start(self) -> None:
+        self.plane.start()
+        self.api.request("POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", crd())
+        self.record = Record(self.plane, self.judge.see)
+        self.record.start()
+        self.kubelet = Kubelet(self.api, self.record, [f"node-{number}" for number in range(NODES)], self.chance)
+        self.kubelet.start()
+        self.faults = Faults(self.api, self.record, self.judge, self.kubelet, self.chance)
+        while self.api.request("GET", JOBS_PATH)[0] != 200:
+            time.sleep(0.1)
+        for operator in self.operators:
+            operator.start()
+        self._fill()
+        self._tell(f"{JOBS} jobs are made")
+        self._wait("half of the jobs run", lambda: len(self._running()) >= JOBS / 2 or f"{len(self._running())}", 40)
+
+    def _fill(self) -> None:
+        """As many live jobs as ever; names come back, as those of people's jobs do."""
+        live = self.faults.jobs(lambda job: not job.ended)
+        over = self.faults.jobs(lambda job: job.ended)
+        if len(over) > JOBS / 2:
+            self.api.delete(path_of(over[0].manifest), over[0].manifest["metadata"]["uid"])
+        taken = {job.name for job in (*live, *over)}
+        free = [name for number in range(2 * JOBS) if (name := f"job-{number}") not in taken]
+        for name in self.chance.sample(free, max(0, JOBS - len(live))):
+            self.api.request("POST", JOBS_PATH, self._manifest(name))
+
+    def _manifest(self, name: str) -> Object:
+        made: Object = json.loads(json.dumps(self._template))
+        made["metadata"] = {"name": name, "namespace": "default"}
+        made["spec"] |= {
+            "checkpoint": {},
+            "metrics": {"port": self.kubelet.heads.port},
+            "runPolicy": {
+                "maxRestarts": self.chance.choice([0, 1, 2, 2]),
+                "cleanPodPolicy": self.chance.choice(["Running", "Running", "All"]),
+            },
+            "gangScheduling": {"backend": self.chance.choice(["auto", "auto", "none"]), "scheduleTimeoutSeconds": 15},
+        }
+        return made
+
+    def _running(self) -> list[str]:
+        return [job.name for job in self.faults.jobs(lambda job: job.status.get("state") == "Running")]
+
+    def _strike(self, seconds: float) -> None:
+        """Faults of jobs at random times; of machines at set ones, so that a short run has each of them."""
+        begin = time.monotonic()
+        period = min(seconds, 100.0)
+        acts = (
+            *((0.05, self._kill_leader), (0.15, self.faults.node_lost), (0.4, self._restart_api_server)),
+            *((0.5, self._freeze_leader), (0.65, self.faults.node_returns), (0.9, self._thaw)),
+        )
+        machines = [((n + part) * period, act) for n in range(int(seconds / period)) for part, act in acts]
+        machines.sort(key=lambda item: item[0])
+        next_tell = begin
+        while (now := time.monotonic()) < begin + seconds:
+            if machines and now > begin + machines[0][0]:
+                act = machines.pop(0)[1]
+                act()
+                self._tell(act.__name__.strip("_"))
+                self.faults.done[act.__name__.strip("_")] = self.faults.done.get(act.__name__.strip("_"), 0) + 1
+            self.faults.strike()
+            self._fill()
+            self._keep_alive()
+            self._check()
+            if now > next_tell:
+                next_tell = now + 30
+                self._tell(f"{sum(self.faults.done.values())} faults, {len(self._running())} jobs run")
+            time.sleep(min(2.0, self.chance.expovariate(1 / MEAN_PAUSE_SECONDS)))
+
+    def _leader(self) -> Operator:
+        lease = self.api.request("GET", "/apis/coordination.k8s.io/v1/namespaces/default/leases/grpo-operator")[1]
+        holder = lease["spec"]["holderIdentity"]
+        return next((one for one in self.operators if one.identity == holder), self.operators[0])
+
+    def _kill_leader(self) -> None:
+        """The other must wait for the Lease to run out."""
+        self._leader().kill()
+
+    def _freeze_leader(self) -> None:
+        """Until its Lease is the other's: it then wakes up in the middle of its work."""
+        self._leader().freeze(True)
+
+    def _thaw(self) -> None:
+        for operator in self.operators:
+            operator.freeze(False)
+
+    def _restart_api_server(self) -> None:
+        self.plane.kill("kube-apiserver")
+        time.sleep(self.chance.uniform(0, 4))
+        self.plane.start_component("kube-apiserver")
+        self.plane.wait_ready(60)
+
+    def _keep_alive(self) -> None:
+        """As a Deployment and a kubelet do: what ends is started again.
+
+        The scheduler ends itself where it finds its cache wrong, which a restart of the API server can bring about.
+        """
+        for operator in self.operators:
+            if not operator.alive():
+                operator.start()
+        for component in COMPONENTS:
+            if not self.plane.processes.alive(component):
+                self._tell(f"{component} has ended by itself")
+                self.plane.start_component(component)
+
+    def _check(self) -> None:
+        with self.record.lock:
+            broken = [*self.judge.broken, *self.judge.placement_faults()]
+        assert not broken, "rules broken:\n" + "\n".join(broken)
+        assert self.record.error is None, repr(self.record.error)
+        assert not self.kubelet.errors, repr(self.kubelet.errors)
+
+    def _wait(self, what: str, done: Callable[[], bool | str], seconds: float) -> None:
+        """`done` returns True, or why not."""
+        deadline = time.monotonic() + seconds
+        while (why := done()) is not True:
+            self._keep_alive()
+            self._check()
+            assert time.monotonic() < deadline, f"not within {seconds:.0f} s: {what}:\n{why}"
+            time.sleep(0.2)
+        self._tell(what)
+
+    def _ours(self) -> list[Object]:
+        return [item for kind in Record.KINDS for item in self.record.objects(kind)]
+
+    def _as_implied(self) -> bool | str:
+        with self.record.lock:
+            told = [*self.judge.unfinished(), *self.judge.orphans(self._ours()), *self._damaged()]
+        return "\n".join(told) or True
+
+    def _damaged(self) -> list[str]:
+        """Live jobs whose Service is not there or does not lead to their pods, or whose job file is missing."""
+        services = {item["metadata"]["name"]: item for item in self.record.objects("Service")}
+        files = {item["metadata"]["name"] for item in self.record.objects("ConfigMap")}
+        told = []
+        for job in self.faults.jobs(lambda job: job.status.get("state") == "Running"):
+            spec = services.get(job.name, {}).get("spec", {})
+            selects = spec.get("selector") == {names.LABEL_JOB_NAME: job.name}
+            if not (selects and spec.get("publishNotReadyAddresses")) or f"{job.name}-config" not in files:
+                told.append(f"{job.name}: its Service or ConfigMap was not restored")
+        return told
+
+    def _settle(self) -> None:
+        """No more faults: every job must come to the state that its history implies, and then nothing is written."""
+        self._tell(f"faults: {dict(sorted(self.faults.done.items()))}")
+        self._thaw()
+        self.kubelet.dead.clear()
+        self.kubelet.heads.modes.clear()
+        for _ in range(5):
+            self.faults.resumed()
+        self._wait("every job is in the state that its history implies", self._as_implied, SETTLE_SECONDS)
+        time.sleep(QUIET_SECONDS)
+        before = self.judge.changed_jobs
+        time.sleep(QUIET_SECONDS)
+        assert self.judge.changed_jobs == before, "jobs are written to though nothing happens"
+        states: dict[str, int] = {}
+        for job in self.judge.jobs.values():
+            state = "deleted" if job.deleted else job.status["state"]
+            states[state] = states.get(state, 0) + 1
+        self._tell(f"{len(self.judge.jobs)} jobs: {states}; restarts: {dict(self.judge.restarts)}")
+
+    def _finish(self) -> None:
+        """The jobs that run succeed; then all are deleted with no operator there, and nothing is left."""
+        for job in self.faults.jobs(lambda job: job.status.get("state") == "Running"):
+            head = next(pod for pod in job.pods.values() if pod["metadata"]["name"].endswith("-0"))
+            self.kubelet.end(head, ended(0, "Completed", last_words(0, "Completed")))
+        self._wait("jobs that ran have succeeded and given everything back", self._as_implied, 40)
+        for operator in self.operators:
+            operator.kill()
+        self.api.request("DELETE", JOBS_PATH)
+        self._wait_gone()
+
+    def _wait_gone(self) -> None:
+        deadline = time.monotonic() + 60
+        while left := [
+            f"{item['kind']} {item['metadata']['name']}"
+            for item in self._ours()
+            if item["kind"] == "GRPOJob" or MANAGED_BY in (item["metadata"].get("labels") or {})
+        ]:
+            assert time.monotonic() < deadline, f"left behind: {left}"
+            time.sleep(0.2)
+        self._check()
+        self._tell("deleted with no operator there: nothing is left")
