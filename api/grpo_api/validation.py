@@ -127,6 +127,10 @@ def _rule_faults(builtin: BuiltinReward, path: str) -> list[FieldError]:
 def _reward_faults(spec: GRPOJobSpec) -> list[FieldError]:
     """Inline sources are parsed here (not run), so that a syntax error costs no pod."""
     faults: list[FieldError] = []
+    buffer = spec.reward.overlong_buffer
+    if buffer.enable and buffer.len > spec.data.max_response_length:
+        message = f"is more than data.maxResponseLength ({spec.data.max_response_length}): lower it"
+        faults.append(FieldError("spec.reward.overlongBuffer.len", buffer.len, message))
     names = [function.name for function in spec.reward.functions]
     for index, function in enumerate(spec.reward.functions):
         path = f"spec.reward.functions[{index}]"

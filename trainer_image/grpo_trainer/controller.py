@@ -26,6 +26,7 @@ from grpo_trainer.metrics import StepReport, TrainerMetrics, log_line, warnings
 from grpo_trainer.partition import balanced, equal_runs
 from grpo_trainer.progress import Pace, ProgressServer, progress_of, rfc3339
 from grpo_trainer.ray_gang import Gang
+from grpo_trainer.rewards.overlong import overlong_penalty
 from grpo_trainer.rewards.pool import RewardPool, RewardResult
 from grpo_trainer.rollout.base import Request, Response, request_seed
 from grpo_trainer.sample import Sample
@@ -163,6 +164,11 @@ class Controller:
         sampled = sample_step(partial(self._draw, step), spec.algorithm.filter_groups, step.number, names)
         responses, result = sampled.responses, sampled.result
         self._check_rewards(step.number, result)
+        buffer, longest = spec.reward.overlong_buffer, spec.data.max_response_length
+        result.rewards = [
+            None if reward is None else reward + overlong_penalty(len(one.token_ids), longest, buffer)
+            for one, reward in zip(responses, result.rewards, strict=True)
+        ]
         samples = self._samples(sampled)
         mini_batches = self._mini_batches(samples)
         on_policy = self._plan.updates_per_step == 1

@@ -45,6 +45,18 @@ class RewardFunction(ApiModel):
     """Your own function, written here."""
 
 
+class OverlongBufferSpec(ApiModel):
+    """DAPO's soft punishment of long responses: nothing up to `data.maxResponseLength` - `len` tokens, then growing
+    evenly to `penaltyFactor` at `data.maxResponseLength`."""
+
+    enable: bool = False
+    """Take the penalty off the reward."""
+    len: int = Field(default=1, ge=1, le=1_048_576)
+    """Tokens before `data.maxResponseLength` over which the penalty grows; at most that many."""
+    penalty_factor: float = Field(default=1.0, gt=0, le=1e6)
+    """Penalty of the longest responses."""
+
+
 class RewardSpec(ApiModel):
     """The reward is the weighted sum of its functions."""
 
@@ -58,6 +70,8 @@ class RewardSpec(ApiModel):
     """Seconds a sample's scoring may take; a call that takes longer is killed and counts as an error."""
     workers: int = Field(default=2, ge=1, le=256)
     """Processes of the reward pool, in the head pod."""
+    overlong_buffer: OverlongBufferSpec = Field(default_factory=OverlongBufferSpec)
+    """Penalty of long responses, beside the functions; `gdpo` and `filterGroups` do not see it."""
     on_error: Literal["Mask", "Zero"] = "Mask"
     """What a sample counts whose reward raises, times out, or is None or NaN: `Mask` takes it out of its group and of
     the loss, `Zero` scores it 0."""

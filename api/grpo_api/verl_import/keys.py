@@ -62,6 +62,12 @@ def _engine(name: str, kind: Kind) -> Key:
     return Key(ROLLOUT + name, f"rollout.engineArgs.{name}", kind, write_default=False)
 
 
+def _overlong(name: str, ours: str, kind: Kind) -> Key:
+    old = (f"reward_model.overlong_buffer.{name}", f"reward_model.reward_kwargs.overlong_buffer_cfg.{name}")
+    new = f"reward.reward_kwargs.overlong_buffer_cfg.{name}"
+    return Key(new, f"reward.overlongBuffer.{ours}", kind, aliases=old, write_default=False)
+
+
 KEYS: tuple[Key, ...] = (
     # model
     Key(
@@ -338,6 +344,9 @@ KEYS: tuple[Key, ...] = (
         aliases=("custom_reward_function.name",),
         combined=True,
     ),
+    _overlong("enable", "enable", "bool"),
+    _overlong("len", "len", "int"),
+    _overlong("penalty_factor", "penaltyFactor", "float"),
     Key("reward.num_workers", "reward.workers", "int", aliases=("reward_model.num_workers",), write_default=False),
     # trainer
     Key("trainer.total_epochs", "trainer.totalEpochs", "int", 30, combined=True, doc="where no steps are given"),

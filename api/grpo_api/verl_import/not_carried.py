@@ -201,15 +201,8 @@ NOT_CARRIED: tuple[NotCarried, ...] = (
     *_many(
         "reward_model.reward_manager reward.reward_manager.name reward_manager.name",
         "the same here",
-        ("naive", "batch", "rate_limited", "prime"),
+        ("naive", "batch", "rate_limited", "prime", "dapo"),
         "each response's reward is the function's score alone, without the manager's own rules",
-    ),
-    *_many(
-        "reward_model.overlong_buffer.enable reward_model.reward_kwargs.overlong_buffer_cfg.enable "
-        "reward.reward_kwargs.overlong_buffer_cfg.enable",
-        "off here, too",
-        (False,),
-        "no penalty for long responses; subtract it in the reward function, where it is wanted",
     ),
     *_many(
         "custom_reward_function.reward_kwargs.* reward.custom_reward_function.reward_kwargs.*",

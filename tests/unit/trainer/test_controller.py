@@ -212,6 +212,19 @@ def test_the_kl_in_the_reward_reaches_the_advantages(server: ProgressServer) -> 
         )
 
 
+def test_long_responses_lose_reward(server: ProgressServer) -> None:
+    """Responses of one token, the longest there may be, so that all lose the whole factor."""
+    controller, _ = make(
+        server,
+        rewards=[1.0] * 9,
+        data={"maxResponseLength": 1},
+        reward={"overlongBuffer": {"enable": True, "len": 1, "penaltyFactor": 0.75}},
+    )
+    controller.run()
+    assert server.report.progress is not None
+    assert server.report.progress.reward_mean == 0.25
+
+
 def test_truncated_responses_leave_the_loss_where_the_spec_says_so(server: ProgressServer) -> None:
     for masked in (False, True):
         controller, gang = make(server, algorithm={"maskTruncatedResponses": masked})
