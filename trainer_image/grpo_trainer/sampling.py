@@ -36,7 +36,7 @@ def sample_step(draw: Draw, spec: FilterGroupsSpec, step: int, reward_names: lis
     """Draws once; with the filter, until a batch of groups has differing rewards each, or for
     `maxNumGenBatches` rounds. Groups without differences then fill the batch up, so that its size stays.
 
-    Raises UserInputError where no group of any round has differing rewards.
+    Raises UserInputError where no group of any round has differing rewards, though some have rewards.
     """
     prompts, responses, result = draw(0)
     if not spec.enable:
@@ -53,6 +53,8 @@ def sample_step(draw: Draw, spec: FilterGroupsSpec, step: int, reward_names: lis
             break
         spare = spare[-size:]
         prompts, responses, result = draw(rounds)
+    if not kept and not any(reward is not None for group in spare for reward in group.rewards):
+        return Sampled(prompts, responses, result, rounds)  # the reward's fault, which the loop counts
     if not kept:
         raise UserInputError(
             "NothingToLearn",

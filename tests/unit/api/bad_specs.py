@@ -46,6 +46,8 @@ _add, _later = _table.add, _table.later
 # Not in this API yet
 _add("sglang", {"rollout.engine": "sglang"}, "spec.rollout.engine", '"sglang"', "vllm, hf",
      "sglang is not in this API yet", admission=('"sglang"', '"vllm", "hf"'))
+_add("overlong-buffer", {"reward.overlongBuffer": {"enable": True, "len": 4096}, "data.maxResponseLength": 512},
+     "spec.reward.overlongBuffer.len", "4096", "data.maxResponseLength (512)", "lower it")
 _add("remax", {"algorithm.advEstimator": "remax"}, "spec.algorithm.advEstimator", '"remax"', "grpo, dr_grpo, rloo",
      admission=('"remax"', '"grpo", "dr_grpo", "rloo"'))
 _add("critic", {"critic": {"ppoEpochs": 1}}, "spec.critic", "not in this API yet", "remove this section",

@@ -212,6 +212,8 @@ def test_gradients_do_not_depend_on_the_cut_and_equal_plain_autograd(model: Path
             assert metrics[name] == pytest.approx(value, rel=1e-4), (key, name)
         for other in per_rank[1:]:
             assert other[key][1] == metrics, key
+        if "on-policy" in key:  # whatever the cut
+            assert (metrics["pg_clipfrac"], metrics["pg_clipfrac_lower"], metrics["ppo_kl"]) == (0, 0, 0), key
         if "rollout" in key:
             half = [ROLLOUT_WEIGHT_MAX, math.exp(-0.7)]  # by turns; responses of odd length have one more of the first
             assert metrics["rollout_log_prob_diff_mean"] == pytest.approx(0.7, rel=1e-4)

@@ -59,6 +59,12 @@ def test_at_the_bound_it_trains_on_what_there_is() -> None:
     assert found.fill == {1, 2}
 
 
+def test_rewards_that_all_fail_are_not_taken_for_equal_ones() -> None:
+    nothing: list[float | None] = [None, None]
+    found = sample([[nothing, nothing]] * 2, bound=2)
+    assert (found.rounds, found.result.rewards) == (2, [None] * 4)
+
+
 def test_nothing_left_is_the_users_fault() -> None:
     with pytest.raises(UserInputError, match=r"step 7: .* all equal in 2 rounds of 2 prompts") as end:
         sample([[FLAT, FLAT_WITH_A_HOLE], [FLAT, FLAT]], bound=2)
