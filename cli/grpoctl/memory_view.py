@@ -50,7 +50,7 @@ def memory_table(spec: GRPOJobSpec, memory: MemoryPlan) -> Table:
     rows: list[tuple[str, int, str]] = [
         ("weights", memory.weights_bytes, sharded),
         ("optimizer", memory.optimizer_bytes, "Adam's two moments, likewise"),
-        ("reference", memory.reference_bytes, "actor.useKlLoss, likewise"),
+        ("reference", memory.reference_bytes, "for a KL in loss or reward, likewise"),
         ("gathered weights", memory.gathered_bytes, f"actor.fsdp.reshardAfterForward is false; {dtype}"),
         ("libraries", memory.overhead_bytes, "CUDA, NCCL, what a sleeping engine keeps"),
         (

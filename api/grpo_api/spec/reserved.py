@@ -26,7 +26,7 @@ RESERVED = (
         "",
         "critic",
         {"type": "object", "x-kubernetes-preserve-unknown-fields": True},
-        "a critic is not in this API yet: remove this section; grpo and rloo need none",
+        "a critic is not in this API yet: remove this section; no advantage estimator needs one",
     ),
     Reserved(
         "algorithm",
