@@ -15,6 +15,7 @@ The order of decisions, each of which ends the plan:
 """
 
 import copy
+from collections import OrderedDict
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -32,6 +33,9 @@ from grpo_operator.policies import limits, phase, placement, podstate, problems,
 from grpo_operator.reasons import Cause, Reason
 
 MAX_RESTART_ENTRIES = 20
+MAX_REMEMBERED = 1024
+_valid: OrderedDict[str, tuple[Object, GRPOJob]] = OrderedDict()
+"""Specs by UID and what became of them, the last used at the end. It changes no answer: parsing is a pure function."""
 
 
 @dataclass
@@ -89,9 +93,18 @@ def plan(observed: Observed, now: datetime) -> Plan:
 
 
 def _parse(job: Object) -> GRPOJob:
+    """The job, valid. A spec that was parsed before is not parsed anew: that would be half of a plan's time."""
+    metadata = job["metadata"]
+    held = _valid.get(metadata["uid"])
+    if held is not None and held[0] == job["spec"]:
+        _valid.move_to_end(metadata["uid"])
+        return held[1].model_copy(update={"metadata": metadata})
     parsed = parse_job(job)
     if faults := size_faults(parsed.spec):
         raise InvalidJobError(faults)
+    _valid[metadata["uid"]] = (copy.deepcopy(job["spec"]), parsed)
+    if len(_valid) > MAX_REMEMBERED:
+        _valid.popitem(last=False)
     return parsed
 
 

@@ -306,3 +306,17 @@ def test_plan_changes_nothing_that_it_is_given():
     before = copy.deepcopy((job, pods))
     run(job, *pods)
     assert (job, pods) == before
+
+
+def test_changed_spec_is_planned_as_it_is_now_and_not_as_it_was():
+    """Parsed specs are remembered; the object may be another, or the same one changed in place."""
+    job = raw_job()
+    assert run(job).create
+    job["spec"]["runPolicy"] = {"suspend": True}
+    assert run(job).status["state"] == "Suspended"
+    changed = copy.deepcopy(job)
+    changed["spec"]["runPolicy"] = {"suspend": False}
+    changed["metadata"]["resourceVersion"] = "2"
+    assert run(changed).create
+    changed["spec"]["trainer"] = {"nnodes": "two"}
+    assert run(changed).status["reason"] == "InvalidSpec"

@@ -145,3 +145,49 @@ async def test_head_keeps_its_last_report_when_it_turns_bad(heads, bad):
     assert await report_of(reader, ("team", "another"), 0.7) is None  # polls on for a while
     assert reader.report(KEY) == HeadReport.model_validate(GOOD)
     assert changed == [KEY]
+
+
+async def test_reader_gives_no_report_of_another_address(heads):
+    reader = ProgressReader(0.01, lambda key: None)
+    address = await heads.start(answer(json.dumps(GOOD).encode()))
+    reader.follow(KEY, address)
+    assert await report_of(reader, KEY) is not None
+    reader.follow(KEY, address)
+    assert reader.report(KEY) is not None
+    reader.follow(KEY, await heads.start(hang))
+    assert reader.report(KEY) is None
+    reader.follow(KEY, None)
+    assert reader.report(KEY) is None
+
+
+@pytest.mark.parametrize(("phase", "fewest", "most"), [("training", 4, 9), ("loading", 15, 100)])
+async def test_trainer_without_news_is_asked_ever_less_often(heads, phase, fewest, most):
+    """Each pause is half of the time that has passed, so polls come at 1.5 times the time of the one before."""
+    asked = 0
+
+    async def count(writer):
+        nonlocal asked
+        asked += 1
+        await answer(json.dumps(GOOD | {"phase": phase}).encode())(writer)
+
+    reader = ProgressReader(0.01, lambda key: None)
+    reader.follow(KEY, await heads.start(count))
+    assert await report_of(reader, ("team", "another"), 0.6) is None
+    # From 0.02 s on, a tick of 0.01 s after each: about log(0.6 / 0.02) / log(1.5) + 2 polls.
+    assert fewest <= asked <= most
+
+
+async def test_news_make_a_head_asked_often_again(heads):
+    step = 0
+
+    async def count(writer):
+        nonlocal step
+        step += 1
+        await answer(json.dumps({"phase": "training", "progress": {"step": step}}).encode())(writer)
+
+    changed = []
+    reader = ProgressReader(0.01, changed.append)
+    reader.follow(KEY, await heads.start(count))
+    assert await report_of(reader, ("team", "another"), 0.5) is None
+    assert step > 12
+    assert len(changed) == step

@@ -4,10 +4,8 @@ import copy
 
 import pytest
 
-from grpo_api.status import HeadReport
 from grpo_operator.cache import Cache
 from grpo_operator.kube import KubeError
-from grpo_operator.progress import ProgressReader
 from grpo_operator.reconciler import Reconciler
 from grpo_operator.resync import Resync
 from grpo_operator.settings import Settings
@@ -209,20 +207,6 @@ async def test_passing_trouble_goes_to_the_queue():
     rig.kube.refusals["Service", "sums"] = KubeError(503, "ServiceUnavailable", "later")
     with pytest.raises(KubeError):
         await rig.reconcile()
-
-
-def test_reader_gives_no_report_of_another_address():
-    reader = ProgressReader(1.0, lambda key: None)
-    reader.follow(KEY, "10.0.0.7:9464")
-    reader._reports[KEY] = ("10.0.0.7:9464", HeadReport(phase="training"))
-    assert reader.report(KEY).phase == "training"
-    reader.follow(KEY, "10.0.0.7:9464")
-    assert reader.report(KEY) is not None
-    reader.follow(KEY, "10.0.0.8:9464")
-    assert reader.report(KEY) is None
-    reader._reports[KEY] = ("10.0.0.8:9464", HeadReport())
-    reader.follow(KEY, None)
-    assert reader.report(KEY) is None
 
 
 class ListedKube(FakeKube):
