@@ -20,6 +20,16 @@ from tests.apiserver.operator_process import Operator
 
 ROOT = Path(__file__).parents[2]
 OPERATOR_LOG = "operator.log"
+AUDIT_LOG = "audit.log"
+AUDITED_USER = "grpo-operator"
+AUDIT_POLICY = {
+    "apiVersion": "audit.k8s.io/v1",
+    "kind": "Policy",
+    "rules": [
+        {"level": "Metadata", "users": [AUDITED_USER], "omitStages": ["ResponseStarted", "ResponseComplete"]},
+        {"level": "None"},
+    ],
+}
 HEARTBEAT_SECONDS = 10.0
 """The node controller gives a silent node up after about 50 s, and then nothing is scheduled onto it."""
 Object = dict[str, Any]
@@ -150,7 +160,10 @@ def container_status(state: Object) -> Object:
 @pytest.fixture(scope="session")
 def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
     directory = tmp_path_factory.mktemp("control-plane")
-    plane = ControlPlane(directory)
+    policy = directory / "audit.yaml"
+    policy.write_text(json.dumps(AUDIT_POLICY))
+    audit = [f"--audit-policy-file={policy}", f"--audit-log-path={directory / AUDIT_LOG}"]
+    plane = ControlPlane(directory, extra={"kube-apiserver": audit})
     plane.start()
     rig = Rig(plane, directory)
     stop = threading.Event()
