@@ -88,7 +88,7 @@ def granted(role):
 def needed():
     """From the operator's own lists: what it watches, creates as a child, and deletes."""
     verbs = {
-        kind: {"create", "get", "list", "watch"} | ({"delete"} if kind in ("Pod", *WATCHED_GANG) else set())
+        kind: {"create", "get", "list", "watch"} | ({"delete"} if kind in ("Pod", "Service", *WATCHED_GANG) else set())
         for kind in (*WATCHED_CHILDREN, *WATCHED_GANG)
     }
     verbs |= {names.KIND: {"delete", "list", "watch"}, "Event": {"create", "list", "patch"}}
