@@ -46,6 +46,7 @@ class Cause(StrEnum):
     DRAINED = "Drained"
     PREEMPTED = "Preempted"
     NODE_LOST = "NodeLost"
+    NODE_REJECTED = "NodeRejected"
     SCHEDULE_TIMEOUT = "ScheduleTimeout"
     STALLED = "Stalled"
 
@@ -53,7 +54,7 @@ class Cause(StrEnum):
 UNCOUNTED = frozenset(
     {
         *(Cause.POD_DELETED, Cause.EVICTED, Cause.DRAINED, Cause.PREEMPTED),
-        *(Cause.NODE_LOST, Cause.SCHEDULE_TIMEOUT),
+        *(Cause.NODE_LOST, Cause.NODE_REJECTED, Cause.SCHEDULE_TIMEOUT),
     }
 )
 """Causes outside the job: they do not spend `runPolicy.maxRestarts`."""

@@ -23,7 +23,7 @@ DELETE_CHECK_SECONDS = 10.0
 """A watch tells of a deletion long before, unless somebody took our label off the object."""
 MAX_ROUNDS = 5
 
-EVENTS_BASE_SECONDS, EVENTS_CAP_SECONDS = 20.0, 300.0
+EVENTS_BASE_SECONDS, EVENTS_CAP_SECONDS, EVENTS_SPACING_SECONDS = 20.0, 300.0, 0.1
 
 logger = logging.getLogger(__name__)
 
@@ -33,9 +33,9 @@ class StuckPod:
     """A pod that does not start, and what its Events said of it."""
 
     uid: str
+    due: datetime
     told: dict[str, tuple[str, str]] = field(default_factory=dict)
     asked: int = 0
-    due: datetime | None = None
 
 
 class Reconciler:
@@ -52,6 +52,7 @@ class Reconciler:
         self._kube, self._cache, self._settings, self._reader, self._clock = kube, cache, settings, reader, clock
         self._faults: dict[Key, CreateFault] = {}
         self._stuck: dict[Key, StuckPod] = {}
+        self._next_turn = datetime.min.replace(tzinfo=UTC)
         self._events = events.EventWriter(kube, settings.identity)
         self._patched: dict[Key, float] = {}
         self.queue = WorkQueue(self.reconcile, settings.workers)
@@ -117,13 +118,13 @@ class Reconciler:
             return self._stuck.pop(key, None) is not None
         uid, held = pod["metadata"]["uid"], self._stuck.get(key)
         if held is None or held.uid != uid:
-            held = self._stuck[key] = StuckPod(uid)
-        if held.due is not None and (left := (held.due - now).total_seconds()) > 0:
+            held = self._stuck[key] = StuckPod(uid, self._turn(now, 0))
+        if (left := (held.due - now).total_seconds()) > 0:
             self.queue.add_after(key, left)
             return False
-        pause = min(EVENTS_CAP_SECONDS, EVENTS_BASE_SECONDS * 2**held.asked)
-        held.asked, held.due = held.asked + 1, now + timedelta(seconds=pause)
-        self.queue.add_after(key, pause)
+        held.due = self._turn(now, min(EVENTS_CAP_SECONDS, EVENTS_BASE_SECONDS * 2**held.asked))
+        held.asked += 1
+        self.queue.add_after(key, (held.due - now).total_seconds())
         try:
             fields = f"involvedObject.uid={uid},type=Warning"
             found = from_events(await self._kube.list("Event", pod["metadata"]["namespace"], fields=fields))
@@ -131,6 +132,11 @@ class Reconciler:
             return False  # not allowed, or not now: the state says what it can without them
         before, held.told = held.told, {uid: found} if found else {}
         return held.told != before
+
+    def _turn(self, now: datetime, seconds: float) -> datetime:
+        """When Events may be read, `seconds` from now at the soonest: the API server looks at all of a namespace."""
+        self._next_turn = max(now, self._next_turn) + timedelta(seconds=EVENTS_SPACING_SECONDS)
+        return max(self._next_turn - timedelta(seconds=EVENTS_SPACING_SECONDS), now + timedelta(seconds=seconds))
 
     def _watch_progress(self, key: Key, status: Object, pods: list[Object]) -> None:
         """Let the reader follow the head pod of the present attempt, and no other."""

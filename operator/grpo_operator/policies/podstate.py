@@ -21,6 +21,10 @@ _DISRUPTIONS = {
 }
 _KUEUE = "TerminationTarget"
 """Kueue's condition on pods that it stops; the reason is such as WorkloadEvictedDueToPreempted."""
+_REBOOTED = ("ContainerStatusUnknown", "Unknown")
+"""Reasons of a container that a kubelet or containerd does not find again after its node was restarted."""
+_REJECTED = re.compile(r"UnexpectedAdmissionError|TopologyAffinityError|NodeAffinity|OutOf\S+")
+"""`status.reason` of a pod that a kubelet did not take after all, mostly as GPUs were lost or taken between."""
 _SECRETS = re.compile(
     r"\b(hf_|sk-|ghp_|github_pat_|glpat-|xox[abp]-|AKIA)[A-Za-z0-9_\-]{8,}"
     r"|(?<=://)[^\s/@:]+:[^\s/@]+(?=@)"
@@ -111,7 +115,11 @@ def cause(pod: Object) -> Cause | None:
         return None
     if pod["metadata"].get("deletionTimestamp"):
         return Cause.POD_DELETED
+    if _REJECTED.fullmatch(status.get("reason") or "") and status.get("phase") == "Failed":
+        return Cause.NODE_REJECTED
     if ended is not None:
+        if ended.get("reason") in _REBOOTED:
+            return Cause.NODE_LOST
         if ended.get("reason") == "OOMKilled":
             return Cause.OOM_KILLED
         return Cause.PEER_LOST if code == names.ExitCode.PEER_LOST else Cause.FAILED

@@ -18,11 +18,11 @@ BACKOFF_CAP_SECONDS = 300.0
 CLOCK_TOLERANCE_SECONDS = 60.0
 """A time further than this in the future was written under a clock that was wrong or has been set back: no wait."""
 UNPLACED_BACKOFF_SECONDS = 30.0
-"""Pause after a gang that could not be placed whole, so that others may be."""
+"""Pause after a gang that could not be placed whole, so that others may be, or that a node did not take."""
 
 # Causes outside the job first: they explain what the others only suffer from.
 _ORDER = [
-    *(Cause.PREEMPTED, Cause.EVICTED, Cause.DRAINED, Cause.NODE_LOST, Cause.POD_DELETED),
+    *(Cause.PREEMPTED, Cause.EVICTED, Cause.DRAINED, Cause.NODE_LOST, Cause.NODE_REJECTED, Cause.POD_DELETED),
     *(Cause.OOM_KILLED, Cause.FAILED, Cause.PEER_LOST, Cause.STALLED),
 ]
 
@@ -109,7 +109,7 @@ def backoff_seconds(restarts: list[dict[str, Any]]) -> float:
     if not restarts:
         return 0.0
     last = restarts[-1]
-    if last["cause"] == Cause.SCHEDULE_TIMEOUT:
+    if last["cause"] in (Cause.SCHEDULE_TIMEOUT, Cause.NODE_REJECTED):
         return UNPLACED_BACKOFF_SECONDS
     if not last["counted"]:
         return 0.0

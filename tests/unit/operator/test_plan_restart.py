@@ -65,6 +65,10 @@ CAUSES = {
     "preempted and killed": (disrupted(ended(1, 137), "PreemptionByScheduler"), "Preempted", False),
     "taint manager": (deleting(disrupted(running(1), "DeletionByTaintManager")), "NodeLost", False),
     "pod garbage collection": (disrupted(phase_failed(""), "DeletionByPodGC"), "NodeLost", False),
+    "node restarted, containerd": (ended(1, 255, "Unknown"), "NodeLost", False),
+    "node restarted, kubelet": (ended(1, 137, "ContainerStatusUnknown"), "NodeLost", False),
+    "GPUs gone between scheduler and kubelet": (phase_failed("UnexpectedAdmissionError"), "NodeRejected", False),
+    "node too full for its kubelet": (phase_failed("OutOfnvidia.com/gpu", "Node didn't"), "NodeRejected", False),
     "node does not answer": (unknown(), "NodeLost", False),
 }
 
@@ -304,6 +308,7 @@ PAUSES = {
     "none after what does not count": ([EVICTED], 0),
     "none, though failures came before": ([FAILED, FAILED, EVICTED], 0),
     "after a gang that was not placed": ([("ScheduleTimeout", False, None)], 30),
+    "after a pod that its node did not take": ([("NodeRejected", False, None)], 30),
 }
 
 

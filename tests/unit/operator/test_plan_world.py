@@ -8,6 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from grpo_api.status import GRPOJobStatus, HeadReport
+from grpo_operator.policies.podstate import is_unreachable
 from tests.unit.operator.operator_support import (
     World,
     deleting,
@@ -16,6 +17,7 @@ from tests.unit.operator.operator_support import (
     last_words,
     later,
     raw_job,
+    set_condition,
     training,
 )
 
@@ -170,6 +172,17 @@ def vanish(world, item, rank):
     del world.children["Pod", item["metadata"]["name"]]
 
 
+def go_silent(world, item, rank):
+    """Its node does not answer: the node controller takes Ready away."""
+    if item["status"]["phase"] == "Running":
+        set_condition(set_condition(item, "ContainersReady", "True"), "Ready", "False")
+
+
+def answer(world, item, rank):
+    if is_unreachable(item):
+        set_condition(item, "Ready", "True")
+
+
 def confirm(world, item, rank):
     if item["metadata"].get("deletionTimestamp"):
         del world.children["Pod", item["metadata"]["name"]]
@@ -227,13 +240,15 @@ def relabel(world, item, rank):
 
 
 FAILURES = [finish(1), finish(137, "OOMKilled"), finish(75)]
-OUTSIDE = [disrupt("EvictionByEvictionAPI"), disrupt("PreemptionByScheduler"), delete, vanish, relabel]
+OUTSIDE = [
+    *(disrupt("EvictionByEvictionAPI"), disrupt("PreemptionByScheduler"), delete, vanish, relabel, go_silent),
+]
 FATAL = [finish(0), finish(65)]
 OF_THE_WORLD = [
     *(confirm_all, head_trains, wait(6), wait(20), wait(700), wait(-4000), quota, set_suspend(True)),
     *(set_suspend(False), edit_service, *map(lose, ("Service", "ConfigMap", "Workload", "PodGroup"))),
 ]
-OFTEN = [schedule, confirm, confirm_all] * 3
+OFTEN = [schedule, answer, confirm, confirm_all] * 3
 ACTIONS = [*FAILURES, *OUTSIDE, *FATAL, *OF_THE_WORLD, *OFTEN]
 """The number of times that one stands here is its weight."""
 STEPS = st.lists(
@@ -331,6 +346,7 @@ def test_job_that_is_left_in_peace_runs_or_has_ended(steps):
         wait(400)(world, None, 0)
         for rank in (0, 1):
             if item := world.pod(rank):
+                answer(world, item, rank)
                 schedule(world, item, rank)
         world.head_report = training() if world.pod(0) else None
         world.reconcile()

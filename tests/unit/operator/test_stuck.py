@@ -81,3 +81,12 @@ async def test_events_are_read_ever_less_often():
     reads = [request for request in rig.kube.requests if request[:2] == ("list", "Event")]
     assert len(reads) == 5 + 10, "at 15, 35, 75, 155 and 315 s, then each 300 s until 3315 s"
     assert reads[0][2] == "involvedObject.uid=pod-1-0,type=Warning"
+
+
+async def test_events_of_many_jobs_are_read_ten_a_second():
+    """A list by field makes the API server look at every Event of the namespace."""
+    rig, begin = Rig(raw_job()), later(STUCK_SECONDS)
+    due = [rig.reconciler._turn(begin, 0) for _ in range(1000)]
+    assert (due[0], due[10], due[-1]) == (begin, later(STUCK_SECONDS + 1), later(STUCK_SECONDS + 99.9))
+    quiet = later(3600)
+    assert rig.reconciler._turn(quiet, 20) == later(3620)
