@@ -77,7 +77,7 @@ def picture(followed: Followed, now: float, width: int = 80) -> Group:
     if (saved := (followed.status.get("checkpoint") or {}).get("step")) is not None:
         grid.add_row("checkpoint", f"step {saved}")
     parts: list[Text | Table] = [head, grid]
-    if followed.state != State.RUNNING and not followed.has_ended and followed.cause:
+    if not _is_well(followed) and not followed.has_ended and followed.cause:
         parts.append(Text(followed.cause, style="yellow"))
     parts += [Text(message, style="yellow") for message in followed.troubles.values()]
     return Group(*parts)
@@ -130,8 +130,8 @@ class PlainView:
     def show(self, followed: Followed, row: StepRow | None, now: float) -> None:
         if row is not None:
             self._print(_step_line(row, followed, now), now)
-        # A running job's cause has nothing to tell, and how the job ended is the command's last line.
-        shown = followed.state if followed.state == State.RUNNING else _state_line(followed)
+        # How the job ended is the command's last line.
+        shown = followed.state if _is_well(followed) else _state_line(followed)
         if followed.status and not followed.has_ended and shown != self._state:
             self._state = shown
             self._print(shown, now)
@@ -149,6 +149,11 @@ class PlainView:
 
     def _print(self, text: str, now: float) -> None:
         self._console.print(f"{duration(now - self._start):>7} {text}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _is_well(followed: Followed) -> bool:
+    """A running job whose cause has nothing to tell; that of one on a silent node has a message."""
+    return followed.state == State.RUNNING and not followed.status.get("message")
 
 
 def _state_line(followed: Followed) -> str:

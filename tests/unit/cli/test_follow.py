@@ -232,6 +232,16 @@ def test_picture_says_why_a_job_does_not_run():
     assert "left" not in text
 
 
+def test_silent_node_of_a_running_job_is_told():
+    silent = {"reason": "NodeUnreachable", "message": "node b of sums-1 does not answer"}
+    followed, view = Followed("sums"), Lines()
+    for update in (seen("Running", reason="Training", message=""), seen("Running", **silent)):
+        followed.take(update, 0.0)
+        view.show(followed, None, 0.0)
+    assert view.texts() == ["Running", "Running (NodeUnreachable: node b of sums-1 does not answer)"]
+    assert "node b of sums-1 does not answer" in text_of(followed)
+
+
 def test_picture_before_anything_is_known_and_on_a_narrow_terminal():
     assert "Pending" in text_of(Followed("sums"))
     assert "0/?" in text_of(Followed("sums"))

@@ -91,6 +91,13 @@ def test_pod_that_cannot_start_is_a_warning(state, reason):
     assert told(old, {"state": state, "reason": reason, "message": "why"}) == [("Warning", reason)]
 
 
+def test_silent_node_of_a_running_job_is_a_warning():
+    old = {"state": "Running", "reason": "Training", "message": ""}
+    new = {"state": "Running", "reason": "NodeUnreachable", "message": "node b does not answer"}
+    assert events.told(old, new) == [("Warning", "NodeUnreachable", "node b does not answer")]
+    assert told(new, new) == told(new, old) == []
+
+
 def test_kubelet_that_goes_to_and_fro_over_an_image_is_told_once():
     pulling = {"state": "Starting", "reason": "ErrImagePull", "message": "x"}
     waiting = {"state": "Starting", "reason": "ImagePullBackOff", "message": "y"}
