@@ -179,8 +179,8 @@ class ActorSpec(ApiModel):
     clip_ratio: float = Field(default=0.2, gt=0, le=1)
     """Clip range: the probability ratio is held between 1 - clipRatio and 1 + clipRatio. A bound on its logarithm with
     the loss `geo_mean`, on the divergence with `dppo_tv` and `dppo_kl`; not read by `sapo` and `gpg`."""
-    clip_ratio_low: float | None = Field(default=None, gt=0, le=1)
-    """Clip range below 1; `clipRatio` where unset."""
+    clip_ratio_low: float | None = Field(default=None, gt=0, le=10)
+    """Clip range below 1; `clipRatio` where unset. From 1 on there is no bound below, as is usual with `cispo`."""
     clip_ratio_high: float | None = Field(default=None, gt=0, le=10)
     """Clip range above 1 (DAPO's clip-higher); `clipRatio` where unset."""
     clip_ratio_c: float = Field(default=3.0, gt=1, le=100)

@@ -302,6 +302,11 @@ def test_clip_ranges_go_with_their_loss():
     assert (spec["actor"]["clipRatioLow"], spec["actor"]["clipRatioHigh"]) == (3e-4, 4e-4)
 
 
+def test_no_bound_below_as_verls_example_of_cispo_has_it():
+    spec, _ = run(f"{ACTOR}.policy_loss.loss_mode=cispo", f"{ACTOR}.clip_ratio_low=10", f"{ACTOR}.clip_ratio_high=0.2")
+    assert (spec["actor"]["clipRatioLow"], spec["actor"]["clipRatioHigh"]) == (10, 0.2)
+
+
 def test_clip_ratio_alone_is_noted():
     spec, report = run(f"{ACTOR}.clip_ratio=0.3")
     assert spec["actor"]["clipRatio"] == 0.3
