@@ -119,6 +119,14 @@ _BATCH_RULES = cel_rules(
         "self.data.train.reasoningGym.size",
         "self.data.trainBatchSize",
     ),
+    _batch_rule(
+        "!has(self.reward.overlongBuffer) || !self.reward.overlongBuffer.enable || "
+        "self.reward.overlongBuffer.len <= self.data.maxResponseLength",
+        "reward.overlongBuffer.len",
+        "reward.overlongBuffer.len (%d) is more than data.maxResponseLength (%d): lower it",
+        "self.reward.overlongBuffer.len",
+        "self.data.maxResponseLength",
+    ),
     cel(
         "self.rollout.engine != 'hf' || self.rollout.tensorModelParallelSize == 1",
         "the engine hf holds the whole model on each GPU: set rollout.tensorModelParallelSize to 1, or use vllm",
