@@ -92,6 +92,11 @@ integration: setup-trainer ## The trainer's loop with real Ray and vLLM, without
 e2e: setup ## End-to-end tests on the local cluster (make cluster images first)
 	@$(RUN) python -m pytest tests/e2e
 
+.PHONY: scale
+scale: setup ## 1,000 jobs, and KubeRay's operator beside ours (a quarter of an hour; not part of `make test`)
+	@python3 -m local_cluster build control-plane
+	@$(RUN) python -m benchmarks.operator_scale --kuberay
+
 .PHONY: test
 test: ## Everything that CI runs
 	@python3 scripts/ci.py
