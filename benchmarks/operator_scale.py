@@ -35,7 +35,7 @@ CORE = "/api/v1/namespaces/default"
 SCHEDULING = "/apis/scheduling.k8s.io/v1beta1/namespaces/default"
 MERGE = "merge-patch+json"
 CONCURRENCY = 16
-POLL_SECONDS = 2.0
+POLL_SECONDS = 3.0
 TIMEOUT_SECONDS = 500.0
 SETTLE_SECONDS = 120.0
 """All run for this long before idleness is measured: polls of heads without news have slowed down then."""
@@ -131,10 +131,10 @@ async def measure_ours(plane: ControlPlane, count: int, gang: str, idle: float) 
     async with operator, Api(plane) as api:
 
         async def running() -> int:
-            return sum((item.get("status") or {}).get("state") == "Running" for item in await api.items(JOBS))
+            return (await api.column(JOBS, "State")).count("Running")
 
         async def pods() -> int:
-            return len(await api.items(f"{CORE}/pods"))
+            return len(await api.column(f"{CORE}/pods", "Name"))
 
         async def children() -> int:
             paths = [f"{CORE}/{kind}" for kind in ("pods", "services", "configmaps")]
@@ -194,7 +194,7 @@ async def measure_kuberay(plane: ControlPlane, count: int) -> dict[str, Any]:
         kuberay = Program([str(program), *flags], plane.directory / "kuberay.log", environment)
 
         async def ready() -> int:
-            return sum((item.get("status") or {}).get("state") == "ready" for item in await api.items(RAY))
+            return (await api.column(RAY, "Status")).count("ready")
 
         async with kuberay:
             await asyncio.sleep(3)
