@@ -8,6 +8,8 @@ RUN = $(UV) run --frozen --no-sync
 export GRPO_CACHE_DIR ?= $(HOME)/.cache/grpo-operator
 TRAINER_ENV = $(GRPO_CACHE_DIR)/venvs/trainer-cpu
 CONFORMANCE_DIR = $(GRPO_CACHE_DIR)/venvs/conformance
+# Where real processes, control planes and Ray take their own time, a test gets a second try, and the summary names it.
+RERUN = --reruns 1 --max-suite-reruns 2 --rerun-show-tracebacks
 TRAINER_RUN = UV_PROJECT_ENVIRONMENT=$(TRAINER_ENV) $(UV) run --frozen --no-sync
 
 .PHONY: help
@@ -33,7 +35,7 @@ unit: setup ## Unit tests that need neither torch nor a cluster (under a minute)
 
 .PHONY: unit-trainer
 unit-trainer: setup-trainer ## Unit tests of the trainer
-	@$(TRAINER_RUN) python -m pytest tests/unit/trainer
+	@$(TRAINER_RUN) python -m pytest $(RERUN) tests/unit/trainer
 
 .PHONY: conformance
 conformance: setup-trainer ## The trainer's mathematics against verl's and TRL's own functions
@@ -78,7 +80,7 @@ images: ## Build both images and load them into the local cluster
 .PHONY: apiserver
 apiserver: setup ## Tests against a real API server, scheduler and controller-manager
 	@python3 -m local_cluster.packages tests
-	@$(RUN) python -m pytest tests/apiserver tests/cluster tests/chart
+	@$(RUN) python -m pytest $(RERUN) tests/apiserver tests/cluster tests/chart
 
 .PHONY: chaos
 chaos: setup ## 30 minutes of random faults on a control plane of its own (CHAOS="--minutes 5 --seed 7")
@@ -86,11 +88,11 @@ chaos: setup ## 30 minutes of random faults on a control plane of its own (CHAOS
 
 .PHONY: integration
 integration: setup-trainer ## The trainer's loop with real Ray and vLLM, without a cluster
-	@$(TRAINER_RUN) python -m pytest tests/integration
+	@$(TRAINER_RUN) python -m pytest $(RERUN) tests/integration
 
 .PHONY: e2e
 e2e: setup ## End-to-end tests on the local cluster (make cluster images first)
-	@$(RUN) python -m pytest tests/e2e
+	@$(RUN) python -m pytest $(RERUN) tests/e2e
 
 .PHONY: scale
 scale: setup ## 1,000 jobs, and KubeRay's operator beside ours (a quarter of an hour; not part of `make test`)

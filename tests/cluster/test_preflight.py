@@ -3,6 +3,7 @@
 import os
 import socket
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,9 @@ def test_another_kubelet_is_refused(tmp_path) -> None:
     fake.symlink_to("/bin/sleep")
     process = subprocess.Popen([str(fake), "60"])
     try:
+        # Popen returns when exec has closed its pipe; the kernel names the process a moment later.
+        while Path(f"/proc/{process.pid}/comm").read_text() != "kubelet\n":
+            time.sleep(0.01)
         theirs = [line for line in preflight.other_nodes([]) if f"process {process.pid}" in line]
         assert len(theirs) == 1
         assert "already is a Kubernetes node" in theirs[0]
