@@ -27,6 +27,18 @@ def shown(value: Any) -> str:
     return text if len(text) <= MAX_SHOWN else text[: MAX_SHOWN - 3] + "..."
 
 
+def exactly_one(path: str, given: dict[str, object], example: str) -> list[FieldError]:
+    """Faults unless one of the fields is set."""
+    chosen = {name: value for name, value in given.items() if value is not None}
+    if len(chosen) == 1:
+        return []
+    *first, last = given
+    message = f"set exactly one of {', '.join(first)} and {last}"
+    if chosen:
+        return [FieldError(path, list(chosen), f"{message}; {' and '.join(chosen)} are set: keep one")]
+    return [FieldError(path, None, f"{message}; none is set: add one, such as {example}")]
+
+
 class InvalidJobError(ValueError):
     """A GRPOJob that cannot run; holds every fault found."""
 

@@ -216,7 +216,8 @@ class Controller:
         return [response for answer in answers[::size] for response in answer]
 
     def _row(self, prompt: Prompt, response: Response) -> RewardRow:
-        return prompt.reward_row(self._tokenizer.decode(response.token_ids, skip_special_tokens=True))
+        text = self._tokenizer.decode(response.token_ids, skip_special_tokens=True)
+        return prompt.reward_row(text, len(response.token_ids))
 
     def _check_rewards(self, step: int, result: RewardResult) -> None:
         """Raises UserInputError where there was nothing to train on for too many steps in a row."""

@@ -38,8 +38,8 @@ class Prompt:
     index: int
     """The row's position in the data."""
 
-    def reward_row(self, completion: str) -> RewardRow:
-        """What reward functions get for one response to it."""
+    def reward_row(self, completion: str, tokens: int) -> RewardRow:
+        """What reward functions get for one response to it, of so many tokens."""
         return RewardRow(
             self.text,
             completion,
@@ -48,6 +48,7 @@ class Prompt:
             self.extra_info,
             self.columns,
             self.messages,
+            tokens,
         )
 
 

@@ -82,7 +82,8 @@ def _lead(job: GRPOJob, head: str, server: ProgressServer, metrics: TrainerMetri
     preflight.check_tokens(spec.model, loader.largest_token, vocabulary)
     prompt = loader.sample()
     pool = RewardPool(spec.reward, os.environ.get("GRPO_REWARD_DIR", names.REWARD_DIR))
-    pool.check(prompt.reward_row("" if prompt.ground_truth is None else str(prompt.ground_truth)))
+    sample = "" if prompt.ground_truth is None else str(prompt.ground_truth)
+    pool.check(prompt.reward_row(sample, len(tokenizer.encode(sample))))
     log.info("preflight ok: model, tokenizer, data and reward functions")
 
     address = environment.own_address(head, is_head=True)

@@ -20,6 +20,8 @@ class RewardRow:
     """The data row's columns but the prompt, by name."""
     messages: list[dict[str, Any]] | None = None
     """The prompt as chat messages, where the data holds it so. TRL's convention makes the completion messages then."""
+    response_tokens: int | None = None
+    """Tokens of the response, where they are known."""
 
 
 def look_up(row: dict[str, Any], key: str) -> Any:

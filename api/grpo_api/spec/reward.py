@@ -10,12 +10,24 @@ from grpo_api.base import ApiModel, FreeObject, Name, cel_rules, exactly_one
 class BuiltinReward(ApiModel):
     """A rule that ships with the trainer."""
 
-    rule: Literal["exact_match", "numeric", "regex"]
-    """`exact_match`: the response, stripped, equals the ground truth. `numeric`: the response's last number equals the
-    ground truth's value. `regex`: the pattern in `params.pattern` is found in the response."""
+    rule: Literal[
+        "exact_match",
+        "numeric",
+        "gsm8k",
+        "math",
+        "regex",
+        "tags",
+        "length",
+        "json_schema",
+        "reasoning_gym",
+        "code",
+    ]
+    """`exact_match`: the response equals the ground truth. `numeric`: its last number does. `gsm8k`: as verl scores
+    GSM8K. `math`: through math-verify. `regex`: a pattern is found. `tags`: `<think>...</think><answer>...</answer>`
+    and the like. `length`: tokens within bounds. `json_schema`: JSON that a schema accepts. `reasoning_gym`: the
+    task's own score. `code`: share of test cases passed, in a sandbox."""
     params: FreeObject = Field(default_factory=dict)
-    """Parameters of the rule. `exact_match`: `ignore_case`. `numeric`: `first` (compare the response's first number),
-    `tolerance` (greatest absolute difference). `regex`: `pattern` (required, Python's syntax), `ignore_case`."""
+    """Parameters of the rule, by its own names; docs/rewards.md lists them."""
 
 
 class PythonReward(ApiModel):

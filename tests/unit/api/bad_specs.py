@@ -273,6 +273,23 @@ _later("regex-broken",
 _later("rule-param",
        {"reward.functions": [{"name": "a", "builtin": {"rule": "numeric", "params": {"tolerence": 1}}}]},
        "spec.reward.functions[0].builtin.params.tolerence", "1", "did you mean tolerance?")
+for _name, _rule, _params, _field, *_words in (
+    ("tolerance-negative", "numeric", {"tolerance": -1}, "tolerance", "-1", "at least 0"),
+    ("gsm8k-method", "gsm8k", {"method": "exact"}, "method", '"exact"', "strict, flexible"),
+    ("format-score", "gsm8k", {"format_score": 2}, "format_score", "2", "at most 1"),
+    ("boxed", "math", {"boxed": "yes"}, "boxed", '"yes"', "write true"),
+    ("answer-tag", "math", {"answer_tag": "<answer>"}, "answer_tag", '"<answer>"', "letters, digits and _"),
+    ("tag-twice", "tags", {"tags": ["a", "a"]}, "tags", "names an element twice", "remove one"),
+    ("length-bound", "length", {}, "max_tokens", "is missing", "score 1"),
+    ("length-bounds", "length", {"min_tokens": 9, "max_tokens": 8}, "max_tokens", "8", "min_tokens (9)", "raise it"),
+    ("schema", "json_schema", {"json_schema": {"type": "text"}}, "json_schema", "is no JSON schema", "['type']"),
+    ("gym-task", "reasoning_gym", {"task": ""}, "task", '""', "must not be empty"),
+    ("code-memory", "code", {"memory_mib": 1}, "memory_mib", "1", "at least 64"),
+    ("code-time", "code", {"time_seconds": 30}, "time_seconds", "30", "reward.timeoutSeconds (30)", "lower it"),
+    ("code-landlock", "code", {"landlock": "no"}, "landlock", '"no"', "required, if_available"),
+):
+    _later(f"rule-{_name}", {"reward.functions": [{"name": "a", "builtin": {"rule": _rule, "params": _params}}]},
+           f"spec.reward.functions[0].builtin.params.{_field}", *_words)
 # fmt: on
 
 BAD_SPECS = _table.cases

@@ -3,14 +3,16 @@
 import copy
 import inspect
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from ruamel.yaml import YAML
 
 from grpo_api.errors import InvalidJobError
 from grpo_api.job import parse_job
-from grpo_api.validation import RULE_PARAMS
-from grpo_trainer.rewards.builtin import RULES
+from grpo_api.spec import reward_rules
+from grpo_api.spec.reward import BuiltinReward
+from grpo_trainer.rewards.rules import RULES
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "arithmetic.yaml"
 
@@ -96,7 +98,9 @@ def test_rules_take_the_parameters_that_are_checked_here():
         rule: {p.name for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY}
         for rule, function in RULES.items()
     }
-    assert taken == {rule: set(names) for rule, names in RULE_PARAMS.items()}
+    models = {rule: set(model.model_fields) - {"answer_tag"} for rule, model in reward_rules.RULES.items()}
+    assert taken == models
+    assert set(get_args(BuiltinReward.model_fields["rule"].annotation)) == RULES.keys()
 
 
 def test_null_is_unset_and_a_whole_float_is_a_number(raw):

@@ -86,7 +86,7 @@ def test_prompt_ids_are_those_of_the_chat_template(loader_of, tokenizer):
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Say 1"}]
     wanted = tokenizer.apply_chat_template(messages, add_generation_prompt=True)
     assert prompt.prompt_ids == list(wanted["input_ids"])
-    assert prompt.reward_row("7").messages == messages
+    assert prompt.reward_row("7", 1).messages == messages
 
 
 def test_string_prompts_and_template(loader_of):

@@ -1,4 +1,4 @@
-"""Builtin rules, the calling forms of user functions, and a pool that survives whatever they do."""
+"""The calling forms of user functions, and a pool that survives whatever they do."""
 
 import os
 import signal
@@ -9,71 +9,11 @@ import pytest
 
 from grpo_api.spec.reward import BuiltinReward, PythonReward, RewardFunction, RewardSpec
 from grpo_trainer.errors import UserInputError
-from grpo_trainer.rewards.builtin import exact_match, make_rule, numbers, numeric, regex
 from grpo_trainer.rewards.pool import RewardPool, RewardRow
 
 
 def row(completion: str, ground_truth: object = "7", **columns: object) -> RewardRow:
     return RewardRow("What is 3 + 4?", completion, ground_truth, "sums", {"level": 1}, columns)
-
-
-@pytest.mark.parametrize(
-    ("text", "found"),
-    [
-        ("-2", [-2]),
-        ("\u22122", [-2]),
-        ("The answer is 1,234.", [1234]),
-        ("3.0", [3]),
-        ("7 - 9 = -2", [7, 9, -2]),
-        ("7-9=-2", [7, 9, -2]),
-        ("(1)-2", [1, 2]),
-        ("1,2345", [1, 2345]),
-        ("$\\boxed{-4}$", [-4]),
-        (".5 and 1e3", [0.5, 1000]),
-        ("It is 5.", [5]),
-        ("-1,000,000.25", [-1000000.25]),
-        ("1e99999999999999999999", [1, 99999999999999999999.0]),
-        ("no number", []),
-    ],
-)
-def test_numbers(text, found):
-    assert [float(number) for number in numbers(text)] == found
-
-
-def test_numeric():
-    assert numeric("7 - 9 = \u22122", "-2") == 1
-    assert numeric("It is 1,234.00", 1234) == 1
-    assert numeric("-2, I think, or 3", "-2") == 0
-    assert numeric("-2, I think, or 3", "-2", first=True) == 1
-    assert numeric("3.14", "3.1416") == 0
-    assert numeric("3.14", "3.1416", tolerance=0.01) == 1
-    assert numeric("seven", "7") == 0
-    assert numeric("72", "48 + 24 = 72\n#### 72") == 1
-    with pytest.raises(ValueError, match="holds no number"):
-        numeric("7", "seven")
-    with pytest.raises(ValueError, match=r"data\.groundTruthKey"):
-        numeric("7", None)
-
-
-def test_exact_match_and_regex():
-    assert exact_match(" Paris\n", "Paris") == 1
-    assert exact_match("paris", "Paris") == 0
-    assert exact_match("paris", "Paris", ignore_case=True) == 1
-    assert regex("<think>\na\n</think> 7", None, pattern="^<think>.*</think>") == 1
-    assert regex("7", None, pattern="^<think>") == 0
-
-
-@pytest.mark.parametrize(
-    ("rule", "params", "error"),
-    [
-        ("numeric", {"pattern": "x"}, "params are first, tolerance"),
-        ("regex", {}, "pattern"),
-        ("regex", {"pattern": "("}, "no regular expression"),
-    ],
-)
-def test_rule_params_are_checked(rule, params, error):
-    with pytest.raises(ValueError, match=error):
-        make_rule(rule, params)
 
 
 VERL = "def compute_score(data_source, solution_str, ground_truth, extra_info):\n"
@@ -309,14 +249,6 @@ def test_check_refuses(pool_of, source, reason, message):
         pool_of({"my-fn": source}, timeout_seconds=1).check(row("7"))
     assert caught.value.reason == reason
     assert caught.value.exit_code == 65
-
-
-def test_check_names_the_rule_with_bad_params():
-    functions = [RewardFunction(name="digits", builtin=BuiltinReward(rule="regex", params={"patern": "x"}))]
-    pool = RewardPool(RewardSpec(functions=functions))
-    with pytest.raises(UserInputError, match=r"digits: rule regex.*params are pattern, ignore_case"):
-        pool.check(row("7"))
-    pool.close()
 
 
 def test_a_mounted_source_wins_over_the_spec(pool_of, tmp_path):

@@ -16,6 +16,7 @@ from grpo_api.rewards.function import is_valid
 from grpo_api.rewards.process import LOAD_TIMEOUT, RewardProcess, describe_end
 from grpo_api.rewards.rows import RewardRow
 from grpo_api.spec.reward import RewardSpec
+from grpo_api.spec.reward_rules import rule_params
 from grpo_trainer.errors import UserInputError
 
 log = logging.getLogger(__name__)
@@ -263,7 +264,8 @@ class RewardPool:
 
 def _function_config(function: Any, source_dir: Path) -> dict[str, Any]:
     if function.builtin:
-        return {"name": function.name, "rule": function.builtin.rule, "params": function.builtin.params}
+        params = rule_params(function.builtin.rule, function.builtin.params).model_dump()
+        return {"name": function.name, "rule": function.builtin.rule, "params": params}
     file = source_dir / f"{function.name}.py"
     source = file.read_text(encoding="utf-8") if file.is_file() else function.python.source
     return {"name": function.name, "source": source, "function": function.python.function}

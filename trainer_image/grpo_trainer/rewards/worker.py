@@ -6,7 +6,7 @@ from typing import Any
 from grpo_api.rewards.function import as_score
 from grpo_api.rewards.rows import RewardRow
 from grpo_api.rewards.worker import Scorer, load_python, serve
-from grpo_trainer.rewards.builtin import make_rule
+from grpo_trainer.rewards.rules import make_rule
 
 
 class _Rule:
@@ -19,7 +19,7 @@ class _Rule:
         self._rule = make_rule(rule, params)
 
     def __call__(self, rows: list[RewardRow]) -> list[float | None]:
-        return [as_score(self._rule(rows[0].completion, rows[0].ground_truth))]
+        return [as_score(self._rule(rows[0]))]
 
 
 def _load(item: dict[str, Any]) -> Scorer:
