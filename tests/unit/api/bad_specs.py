@@ -266,7 +266,7 @@ _later("python-syntax",
 _later("python-name", {"reward.functions": [{"name": "mine", "python": {"source": "def score(a): pass"}}]},
        "spec.reward.functions[0].python.function", '"compute_score"', "try score")
 _later("regex-without-pattern", {"reward.functions": [{"name": "a", "builtin": {"rule": "regex"}}]},
-       "spec.reward.functions[0].builtin.params.pattern", "is missing", "regex looks for it")
+       "spec.reward.functions[0].builtin.params.pattern", "is missing", "the rule regex looks for")
 _later("regex-broken",
        {"reward.functions": [{"name": "a", "builtin": {"rule": "regex", "params": {"pattern": "(a"}}}]},
        "spec.reward.functions[0].builtin.params.pattern", '"(a"', "unterminated", "needs a")
