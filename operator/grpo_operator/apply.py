@@ -5,7 +5,7 @@ from typing import Any
 
 from grpo_api import names
 from grpo_operator.cache import Cache, key_of
-from grpo_operator.kube import Kube, KubeError, Object
+from grpo_operator.kube import Kube, KubeError, Object, kind_of
 from grpo_operator.observe import CreateFault
 from grpo_operator.plan import Plan
 from grpo_operator.policies.podstate import seconds_since
@@ -70,7 +70,7 @@ async def create_all(kube: Kube, cache: Cache, job: Object, plan: Plan) -> Creat
     """Make the children in order. Returns why the API server refused one; the rest is then left for later."""
     claim_checked = False
     for manifest in plan.create:
-        kind, metadata = manifest["kind"], manifest["metadata"]
+        kind, metadata = kind_of(manifest), manifest["metadata"]
         if kind == "Pod" and not claim_checked:
             if (missing := await _claim_missing(kube, job)) is not None:
                 return missing
@@ -100,7 +100,7 @@ async def _claim_missing(kube: Kube, job: Object) -> CreateFault | None:
 
 async def _take_ours(kube: Kube, cache: Cache, job: Object, manifest: Object) -> CreateFault | None:
     """An object of that name exists. Ours: the watch has not shown it yet. A kept claim is ours by its label."""
-    kind, metadata = manifest["kind"], manifest["metadata"]
+    kind, metadata = kind_of(manifest), manifest["metadata"]
     found = await kube.get(kind, metadata["namespace"], metadata["name"])
     owners = {owner["uid"]: owner for owner in (found or {}).get("metadata", {}).get("ownerReferences") or []}
     ours = job["metadata"]["uid"] in owners

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from grpo_api import names
+from grpo_operator.gang.base import Capabilities
 from grpo_operator.kube import Object
 from grpo_operator.workqueue import Key
 
@@ -19,7 +20,7 @@ class Cache:
     """Filled by an initial list and by watch events; a write's answer goes in at once, so that no write is repeated."""
 
     def __init__(self) -> None:
-        self.native_gang = False
+        self.capabilities = Capabilities()
         self._jobs: dict[Key, Object] = {}
         self._children: dict[Key, dict[tuple[str, str], Object]] = {}
 

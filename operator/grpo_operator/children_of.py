@@ -1,5 +1,6 @@
 """All children that a job should have, in order of creation."""
 
+from dataclasses import dataclass
 from typing import Any
 
 from grpo_api.job import GRPOJob
@@ -7,29 +8,45 @@ from grpo_operator.children.claim import claim
 from grpo_operator.children.configmap import config_map
 from grpo_operator.children.pods import pod
 from grpo_operator.children.service import service
+from grpo_operator.gang.base import Gang, Waiting
 from grpo_operator.gang.choice import choose
 from grpo_operator.kube import Object
 from grpo_operator.observe import Observed
+from grpo_operator.policies.podstate import attempt_of
 
 
-def wanted(job: GRPOJob, attempt: int, observed: Observed) -> tuple[list[Object], dict[str, Any], str | None]:
-    """(manifests, `status.gang`, fault): what must exist for this attempt, or why it cannot."""
-    backend, why = choose(job, observed.native_gang)
+@dataclass(frozen=True)
+class Wanted:
+    """What must exist for an attempt, or why it cannot."""
+
+    manifests: list[Object]
+    gang: dict[str, Any]
+    """`status.gang`."""
+    fault: str | None = None
+    waiting: Waiting | None = None
+    """Why a gang whose pods are all there has no nodes, where its backend knows."""
+
+
+def wanted(job: GRPOJob, attempt: int, observed: Observed) -> Wanted:
+    pods = [pod for pod in observed.pods if attempt_of(pod) == attempt]
+    gang = Gang(job, attempt, pods, observed.children, observed.told)
+    in_use = ((observed.job.get("status") or {}).get("gang") or {}).get("backend") if pods else None
+    backend, why = choose(job, observed.capabilities, in_use)
     if backend is None:
-        return [], {"backend": job.spec.gang_scheduling.backend, "reason": why}, why
+        return Wanted([], {"backend": job.spec.gang_scheduling.backend, "reason": why}, fault=why)
     made_claim = claim(job)
-    pods = [
-        backend.decorate(pod(job, rank, attempt, observed.default_image), job, attempt)
+    made_pods = [
+        backend.decorate(pod(job, rank, attempt, observed.default_image), gang)
         for rank in range(job.spec.trainer.nnodes)
     ]
     manifests = [
         *([made_claim] if made_claim else []),
         config_map(job),
         service(job),
-        *backend.objects(job, attempt),
-        *pods,
+        *backend.objects(gang),
+        *made_pods,
     ]
-    return manifests, {"backend": backend.name, "reason": why}, None
+    return Wanted(manifests, {"backend": backend.name, "reason": why}, waiting=backend.waiting(gang))
 
 
 def spoiled(manifests: list[Object], observed: Observed) -> list[tuple[str, Object]]:

@@ -9,12 +9,11 @@ import kopf
 from grpo_api import names
 from grpo_operator import metrics
 from grpo_operator.cache import Cache
-from grpo_operator.kube import RESOURCES
+from grpo_operator.kube import resource_of
 from grpo_operator.watch_health import WatchHealth
 from grpo_operator.workqueue import WorkQueue
 
 WATCHED_CHILDREN = ("Pod", "Service", "ConfigMap", "PersistentVolumeClaim")
-WATCHED_GANG = ("Workload", "PodGroup")
 
 
 class Backoffs:
@@ -49,11 +48,11 @@ def make_registry(cache: Cache, queue: WorkQueue, health: WatchHealth) -> kopf.O
         queue.add(cache.drop_job(job) if event["type"] == "DELETED" else cache.put_job(job))
 
     def watch(kind: str) -> None:
-        api_version, plural = RESOURCES[kind]
+        api_version, plural = resource_of(kind)
         group, _, version = api_version.rpartition("/")
 
         @kopf.on.event(
-            group, version, plural, labels={names.LABEL_MANAGED_BY: names.MANAGED_BY}, id=f"{plural}", registry=registry
+            group, version, plural, labels={names.LABEL_MANAGED_BY: names.MANAGED_BY}, id=kind, registry=registry
         )
         async def child_event(event: Any, **_: Any) -> None:
             metrics.LAST_WATCH_EVENT.set_to_current_time()
@@ -64,6 +63,6 @@ def make_registry(cache: Cache, queue: WorkQueue, health: WatchHealth) -> kopf.O
             if key is not None:
                 queue.add(key)
 
-    for kind in (*WATCHED_CHILDREN, *(WATCHED_GANG if cache.native_gang else ())):
+    for kind in (*WATCHED_CHILDREN, *sorted(cache.capabilities.kinds)):
         watch(kind)
     return registry

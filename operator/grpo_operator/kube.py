@@ -13,7 +13,6 @@ from grpo_api.names import API_VERSION, PLURAL
 
 Object = dict[str, Any]
 
-# kind -> (API version, plural)
 RESOURCES = {
     "GRPOJob": (API_VERSION, PLURAL),
     "Pod": ("v1", "pods"),
@@ -21,10 +20,32 @@ RESOURCES = {
     "ConfigMap": ("v1", "configmaps"),
     "PersistentVolumeClaim": ("v1", "persistentvolumeclaims"),
     "Event": ("v1", "events"),
+    "Node": ("v1", "nodes"),
     "Lease": ("coordination.k8s.io/v1", "leases"),
-    "Workload": ("scheduling.k8s.io/v1beta1", "workloads"),
-    "PodGroup": ("scheduling.k8s.io/v1beta1", "podgroups"),
 }
+"""Kind to (API version, plural). Kinds of gang backends are not here: their names say both, see `kind_of`."""
+
+
+def kind_of(manifest: Object) -> str:
+    """The name by which caches and plans know an object's kind.
+
+    Several APIs call a kind PodGroup or Workload, so those are named in full: `PodGroup.v1beta1.scheduling.k8s.io`.
+    """
+    kind: str = manifest["kind"]
+    return kind if kind in RESOURCES else full_kind(manifest["apiVersion"], kind)
+
+
+def full_kind(api_version: str, kind: str) -> str:
+    group, _, version = api_version.rpartition("/")
+    return f"{kind}.{version}.{group}"
+
+
+def resource_of(kind: str) -> tuple[str, str]:
+    """(API version, plural) of a kind by its name, short or full."""
+    if kind in RESOURCES:
+        return RESOURCES[kind]
+    name, version, group = kind.split(".", 2)
+    return f"{group}/{version}", f"{name.lower()}s"
 
 
 class KubeError(Exception):
@@ -108,15 +129,28 @@ class Kube:
             return False
         return True
 
-    async def serves(self, api_version: str, plural: str) -> bool:
-        """Whether the API server has this resource."""
+    async def served(self, api_version: str) -> set[str]:
+        """Plurals of the resources that the API server has of one group and version."""
         try:
             answer = await self._request("GET", f"/apis/{api_version}", "get", "APIResourceList")
         except KubeError as error:
             if error.code == 404:
-                return False
+                return set()
             raise
-        return any(resource["name"] == plural for resource in answer.get("resources") or [])
+        return {resource["name"] for resource in answer.get("resources") or []}
+
+    async def may(self, verb: str, kind: str, namespace: str = "") -> bool:
+        """Whether this process's account has a right, in one namespace or in all (a SelfSubjectAccessReview)."""
+        api_version, plural = resource_of(kind)
+        asked = {"verb": verb, "group": api_version.rpartition("/")[0], "resource": plural, "namespace": namespace}
+        review = {
+            "apiVersion": "authorization.k8s.io/v1",
+            "kind": "SelfSubjectAccessReview",
+            "spec": {"resourceAttributes": asked},
+        }
+        path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+        answer = await self._request("POST", path, "create", "SelfSubjectAccessReview", review)
+        return bool(answer["status"]["allowed"])
 
     async def _request(
         self,
@@ -148,7 +182,8 @@ class Kube:
             code = int(error.status or 0)
             raise _error(code, error.body, (error.headers or {}).get("Retry-After")) from error
         finally:
-            self._on_request(verb, RESOURCES.get(kind, ("", kind))[1], code)
+            known = kind in RESOURCES or "." in kind
+            self._on_request(verb, resource_of(kind)[1] if known else kind, code)
         answer: Object = json.loads(data)
         return answer
 
@@ -163,7 +198,7 @@ def _error(code: int, body: bytes | str | None, retry_after: str | None) -> Kube
 
 
 def _path(kind: str, namespace: str, name: str = "") -> str:
-    api_version, plural = RESOURCES[kind]
+    api_version, plural = resource_of(kind)
     root = "/api" if "/" not in api_version else "/apis"
     scope = f"/namespaces/{quote(namespace)}" if namespace else ""
     return f"{root}/{api_version}{scope}/{plural}" + (f"/{quote(name)}" if name else "")

@@ -13,7 +13,7 @@ from prometheus_client import start_http_server
 
 from grpo_operator import metrics
 from grpo_operator.cache import Cache
-from grpo_operator.gang import native
+from grpo_operator.capabilities import discover
 from grpo_operator.handlers import make_registry
 from grpo_operator.kube import Kube, KubeError
 from grpo_operator.lease import DURATION_SECONDS, Lease
@@ -75,11 +75,11 @@ class Operator:
     async def _lead(self, asked: asyncio.Task[bool]) -> int:
         self.leading = True
         metrics.LEADER.set(1)
-        self.cache.native_gang = await self.kube.serves(native.API_VERSION, "podgroups")
+        self.cache.capabilities = await discover(self.kube, self.settings.namespaces)
         await self.resync.run()
         logger.info(
-            "leads; native gang scheduling: %s; namespaces: %s",
-            self.cache.native_gang,
+            "leads; kinds for gangs: %s; namespaces: %s",
+            ", ".join(sorted(self.cache.capabilities.kinds)) or "none",
             ", ".join(self.settings.namespaces) or "all",
         )
         registry = make_registry(self.cache, self.reconciler.queue, self.resync.health)
@@ -124,9 +124,9 @@ class Operator:
         while True:
             await asyncio.sleep(pause)
             try:
-                served = await self.kube.serves(native.API_VERSION, "podgroups")
-                if served is not self.cache.native_gang:
-                    logger.info("native gang scheduling is served: %s; starts anew with it", served)
+                found = await discover(self.kube, self.settings.namespaces)
+                if found != self.cache.capabilities:
+                    logger.info("what the cluster has for gangs has changed: %s; starts anew with it", found)
                     return
                 await self.resync.run()
                 pause = RESYNC_SECONDS

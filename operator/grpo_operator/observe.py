@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from grpo_api.status import HeadReport
 from grpo_operator.cache import Cache
+from grpo_operator.gang.base import Capabilities
 from grpo_operator.kube import Object
 from grpo_operator.policies.podstate import rank_of
 from grpo_operator.workqueue import Key
@@ -30,7 +31,9 @@ class Observed:
     """Other children, by (kind, name)."""
     head_report: HeadReport | None = None
     """The head pod's own words of the present attempt."""
-    native_gang: bool = False
+    capabilities: Capabilities = field(default_factory=Capabilities)
+    told: tuple[str, str] | None = None
+    """(reason, message) of the gang's place in the line of `gated` gangs."""
     create_fault: CreateFault | None = None
     default_image: str = ""
     pod_events: dict[str, tuple[str, str]] = field(default_factory=dict)
@@ -57,7 +60,7 @@ def observe(
         pods=pods,
         children={child: item for child, item in children.items() if child[0] != "Pod"},
         head_report=head_report,
-        native_gang=cache.native_gang,
+        capabilities=cache.capabilities,
         create_fault=create_fault,
         default_image=default_image,
         pod_events=pod_events or {},

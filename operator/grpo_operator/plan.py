@@ -27,7 +27,8 @@ from grpo_api.job import GRPOJob, is_managed_elsewhere, parse_job
 from grpo_api.names import Condition, State
 from grpo_api.validation import size_faults
 from grpo_operator import children_of, status
-from grpo_operator.kube import Object
+from grpo_operator.gang.choice import KINDS as GANG_KINDS
+from grpo_operator.kube import Object, kind_of
 from grpo_operator.observe import Observed
 from grpo_operator.policies import limits, phase, placement, podstate, problems, restart
 from grpo_operator.reasons import Cause, Reason
@@ -193,8 +194,9 @@ def _go_on(made: Plan, observed: Observed, job: GRPOJob, now: datetime) -> None:
         phase.end(new, State.FAILED, Reason.INVALID_SPEC, observed.create_fault.message, now)
         made.again = True
         return
-    if _make_children(made, observed, job, attempt, pods, now):
-        made.wake(phase.compute(new, observed, pods, total, now))
+    wanted = children_of.wanted(job, attempt, observed)
+    if _make_children(made, observed, wanted, pods, now):
+        made.wake(phase.compute(new, observed, pods, total, wanted.waiting, now))
         made.stuck, left = problems.stuck_pod(pods, now)
         made.wake(left)
 
@@ -230,24 +232,21 @@ def _restart(made: Plan, loss: restart.Loss, job: GRPOJob, now: datetime) -> Non
 
 
 def _make_children(
-    made: Plan, observed: Observed, job: GRPOJob, attempt: int, pods: list[Object], now: datetime
+    made: Plan, observed: Observed, wanted: children_of.Wanted, pods: list[Object], now: datetime
 ) -> bool:
     """Returns False where the gang cannot be made at all; the state then says why."""
-    wanted, gang, fault = children_of.wanted(job, attempt, observed)
-    made.status["gang"] = gang
-    if fault is not None:
-        phase.not_running(made.status, State.PENDING, Reason.UNSCHEDULABLE, fault, now)
+    made.status["gang"] = wanted.gang
+    if wanted.fault is not None:
+        phase.not_running(made.status, State.PENDING, Reason.UNSCHEDULABLE, wanted.fault, now)
         return False
+    named = [((kind_of(item), item["metadata"]["name"]), item) for item in wanted.manifests]
     present = {*observed.children, *(("Pod", pod["metadata"]["name"]) for pod in pods)}
-    made.create = [item for item in wanted if (item["kind"], item["metadata"]["name"]) not in present]
+    made.create = [item for child, item in named if child not in present]
+    needed = {child for child, _ in named}
     made.delete += [
-        (kind, item)
-        for (kind, name), item in observed.children.items()
-        if kind == "PodGroup"
-        and (kind, name) not in {(want["kind"], want["metadata"]["name"]) for want in wanted}
-        and not item["metadata"].get("deletionTimestamp")
+        (kind, item) for kind, item in _gang_objects(observed) if (kind, item["metadata"]["name"]) not in needed
     ]
-    made.delete += children_of.spoiled(wanted, observed)
+    made.delete += children_of.spoiled(wanted.manifests, observed)
     return True
 
 
@@ -277,7 +276,7 @@ def _gang_objects(observed: Observed) -> list[tuple[str, Object]]:
     return [
         (kind, item)
         for (kind, _), item in observed.children.items()
-        if kind in ("PodGroup", "Workload") and not item["metadata"].get("deletionTimestamp")
+        if kind in GANG_KINDS and not item["metadata"].get("deletionTimestamp")
     ]
 
 

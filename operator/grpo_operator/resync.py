@@ -4,7 +4,7 @@ import logging
 
 from grpo_api import names
 from grpo_operator.cache import Cache
-from grpo_operator.handlers import WATCHED_CHILDREN, WATCHED_GANG
+from grpo_operator.handlers import WATCHED_CHILDREN
 from grpo_operator.kube import Kube, KubeError
 from grpo_operator.watch_health import WatchHealth
 from grpo_operator.workqueue import WorkQueue
@@ -21,7 +21,7 @@ class Resync:
 
     async def run(self) -> None:
         """One pass. A namespace that may not be read is told and left out: the others go on."""
-        kinds = (names.KIND, *WATCHED_CHILDREN, *(WATCHED_GANG if self._cache.native_gang else ()))
+        kinds = (names.KIND, *WATCHED_CHILDREN, *sorted(self._cache.capabilities.kinds))
         for namespace in self._namespaces or ("",):
             for kind in kinds:
                 try:

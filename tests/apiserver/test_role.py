@@ -8,6 +8,8 @@ from ruamel.yaml import YAML
 
 from grpo_api.job import parse_job
 from grpo_operator.children_of import wanted
+from grpo_operator.gang.base import Capabilities
+from grpo_operator.gang.native import NativeGang
 from grpo_operator.observe import Observed
 from local_cluster import paths
 from tests.apiserver.conftest import AUDIT_LOG, AUDITED_USER, ROOT
@@ -67,7 +69,8 @@ def test_roles_allow_what_the_operator_asks_for_and_nothing_more(plane, job, hea
     for kind in CONFLICTS:
         made = job(f"role-{kind.lower()}", checkpoint={"claimTemplate": {"size": "1Gi", "storageClassName": "none"}})
         parsed = parse_job({**made, "metadata": {**made["metadata"], "namespace": "default", "uid": "none"}})
-        manifests, _, _ = wanted(parsed, 0, Observed(job=made, native_gang=True, default_image="i"))
+        everything = Capabilities(kinds=frozenset(NativeGang.kinds))
+        manifests = wanted(parsed, 0, Observed(job=made, capabilities=everything, default_image="i")).manifests
         foreign = next(item for item in manifests if item["kind"] == kind)
         rig.apply({**foreign, "metadata": {"name": foreign["metadata"]["name"]}})
         rig.apply(made)

@@ -9,8 +9,9 @@ from ruamel.yaml import YAML
 
 from grpo_api import names
 from grpo_api.crd import crd
-from grpo_operator.handlers import WATCHED_CHILDREN, WATCHED_GANG
-from grpo_operator.kube import RESOURCES
+from grpo_operator.gang.choice import BACKENDS, KINDS
+from grpo_operator.handlers import WATCHED_CHILDREN
+from grpo_operator.kube import RESOURCES, resource_of
 from grpo_operator.settings import Settings
 
 KUBERNETES = "1.37"
@@ -85,16 +86,16 @@ def granted(role):
     return rules
 
 
-def needed():
+def needed(gang_kinds=KINDS):
     """From the operator's own lists: what it watches, creates as a child, and deletes."""
     verbs = {
-        kind: {"create", "get", "list", "watch"} | ({"delete"} if kind in ("Pod", "Service", *WATCHED_GANG) else set())
-        for kind in (*WATCHED_CHILDREN, *WATCHED_GANG)
+        kind: {"create", "get", "list", "watch"} | ({"delete"} if kind in ("Pod", "Service", *gang_kinds) else set())
+        for kind in (*WATCHED_CHILDREN, *gang_kinds)
     }
     verbs |= {names.KIND: {"delete", "list", "watch"}, "Event": {"create", "list", "patch"}}
     rules = {(names.GROUP, f"{names.PLURAL}/status", "patch")}
     for kind, wanted in verbs.items():
-        api_version, plural = RESOURCES[kind]
+        api_version, plural = resource_of(kind)
         group = api_version.rpartition("/")[0]
         rules |= {(group, plural, verb) for verb in wanted}
     return rules
@@ -104,6 +105,13 @@ def test_role_over_all_namespaces_is_exactly_what_the_operator_needs(tmp_path):
     objects = render(tmp_path)
     assert granted(only(objects, "ClusterRole", "grpo-operator")) == needed()
     assert environment(objects)["GRPO_WATCH_NAMESPACES"] == ""
+
+
+@pytest.mark.parametrize("backend", [name for name, backend in BACKENDS.items() if backend.kinds])
+def test_role_lets_go_of_a_backend_that_is_not_wanted(backend, tmp_path):
+    others = [name for name in BACKENDS if name not in (backend, "none")]
+    role = only(render(tmp_path, {"rbac": {"gangBackends": others}}), "ClusterRole", "grpo-operator")
+    assert granted(role) == needed({kind for name in others for kind in BACKENDS[name].kinds})
 
 
 def test_watched_namespaces_get_roles_and_nothing_is_cluster_wide(tmp_path):

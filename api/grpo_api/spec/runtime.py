@@ -33,6 +33,7 @@ _MOUNT_RULES = {
 }
 
 
+LABEL_KEY = r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$"
 _MANAGER = (
     r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)+/[A-Za-z0-9]([-A-Za-z0-9_./]*[A-Za-z0-9])?$"
 )
@@ -42,12 +43,23 @@ _MANAGER_RULE = cel(
 )
 
 
+_TOPOLOGY_RULE = cel(f"self.matches('{LABEL_KEY}')", "must be a node label's key, such as topology.kubernetes.io/zone")
+
+
 class GangSchedulingSpec(ApiModel):
-    """All pods of the gang are placed, or none."""
+    """All pods of the gang are placed, or none. The gang's size is fixed: elastic jobs are out of scope."""
 
     backend: Literal["auto", "native", "none"] = "auto"
     """`native`: Workload and PodGroup of Kubernetes 1.37's scheduling.k8s.io/v1beta1. `none`: plain pods. `auto`:
     native where the cluster serves that API, else none."""
+    topology_key: str | None = Field(
+        default=None, min_length=1, max_length=317, pattern=LABEL_KEY, json_schema_extra=cel_rules(_TOPOLOGY_RULE)
+    )
+    """Node label whose value all pods of the gang share, such as topology.kubernetes.io/zone or a rack's or NVLink
+    domain's; anywhere where unset."""
+    topology_mode: Literal["Required", "Preferred"] = "Required"
+    """`Required`: the gang waits until one domain of `topologyKey` has room for all of it. `Preferred`: it takes one
+    domain where one has room, else several."""
     schedule_timeout_seconds: int = Field(default=600, ge=10, le=604_800)
     """Seconds that part of a gang may hold resources while another pod of it has none; then all its pods are deleted
     and tried again later."""

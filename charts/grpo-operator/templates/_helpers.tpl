@@ -60,7 +60,9 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 - apiGroups: [""]
   resources: [events]
   verbs: [create, list, patch]
+{{- if has "native" .Values.rbac.gangBackends }}
 - apiGroups: [scheduling.k8s.io]
   resources: [workloads, podgroups]
   verbs: [create, delete, get, list, watch]
+{{- end }}
 {{- end }}

@@ -1,20 +1,86 @@
-"""What a gang backend does."""
+"""What a gang backend is: the one place where a way of placing a gang is told to the rest of the operator.
 
-from typing import Protocol
+A backend is one file with one subclass, listed in `choice.BACKENDS`. Nothing else names its kinds: watching, resync,
+clean-up, ownership and the test of the chart's role go by `kinds`.
+"""
+
+from dataclasses import dataclass, field
+from typing import ClassVar
 
 from grpo_api.job import GRPOJob
+from grpo_api.names import State
 from grpo_operator.children.meta import Object
 
 
-class GangBackend(Protocol):
-    """Makes a scheduler place all pods of a gang, or none."""
+@dataclass(frozen=True)
+class Capabilities:
+    """What the cluster has and the operator's role allows, found by discovery (`capabilities.discover`)."""
 
-    name: str
+    kinds: frozenset[str] = frozenset()
+    """Kinds of gang backends, by their full names (`kube.kind_of`)."""
+    sees_cluster: bool = False
+    """The operator watches all nodes and all pods of the cluster, and may patch pods."""
 
-    def objects(self, job: GRPOJob, attempt: int) -> list[Object]:
+    def has(self, *kinds: str) -> bool:
+        return self.kinds.issuperset(kinds)
+
+
+@dataclass(frozen=True)
+class Gang:
+    """One attempt of a job, and what is observed of it."""
+
+    job: GRPOJob
+    attempt: int
+    pods: list[Object] = field(default_factory=list)
+    """Pods of this attempt, by rank."""
+    children: dict[tuple[str, str], Object] = field(default_factory=dict)
+    """The job's other children, gang objects among them, by (kind, name)."""
+    told: tuple[str, str] | None = None
+    """(reason, message) of the line in which `gated` gangs wait; of no concern to other backends."""
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """Why a gang that has all its pods has no nodes yet."""
+
+    state: State
+    """QUEUED while a quota or a line holds it back, SCHEDULING while a scheduler looks for nodes."""
+    reason: str
+    message: str
+
+
+class GangBackend:
+    """Makes a scheduler place all pods of a gang, or none. What a subclass leaves out is as for plain pods."""
+
+    name: ClassVar[str]
+    """As in `gangScheduling.backend`."""
+    kinds: ClassVar[tuple[str, ...]] = ()
+    """Full names of the kinds that it makes, in all API versions that it speaks; they are watched where the cluster has
+    them, and deleted after the gang's last pod when the job ends or is suspended, or when an attempt needs them no
+    more."""
+
+    def __init__(self, capabilities: Capabilities) -> None:
+        self.capabilities = capabilities
+
+    def refusal(self, job: GRPOJob) -> str | None:
+        """Why this job cannot be placed by this backend here, with the repair; None where it can."""
+        return None
+
+    def reason(self) -> str:
+        """Why `auto` takes it, for `status.gang.reason`."""
+        raise NotImplementedError
+
+    def objects(self, gang: Gang) -> list[Object]:
         """Objects that must exist before the first pod of this attempt, in order of creation."""
-        ...
+        return []
 
-    def decorate(self, pod: Object, job: GRPOJob, attempt: int) -> Object:
+    def decorate(self, pod: Object, gang: Gang) -> Object:
         """The pod as a member of its gang."""
-        ...
+        return pod
+
+    def waiting(self, gang: Gang) -> Waiting | None:
+        """Why the gang waits, from its objects and pods; None where its pods' own conditions say enough.
+
+        Asked while all pods exist and not all have nodes.
+        """
+        return None

@@ -1,21 +1,34 @@
 """Which backend a job uses."""
 
 from grpo_api.job import GRPOJob
-from grpo_operator.gang.base import GangBackend
+from grpo_operator.gang.base import Capabilities, GangBackend
 from grpo_operator.gang.native import NativeGang
 from grpo_operator.gang.none import NoGang
 
+BACKENDS: dict[str, type[GangBackend]] = {backend.name: backend for backend in (NativeGang, NoGang)}
+"""By the name in `gangScheduling.backend`; `auto` takes the first that does not refuse the job."""
+KINDS = frozenset(kind for backend in BACKENDS.values() for kind in backend.kinds)
+"""Every kind that a backend makes."""
 
-def choose(job: GRPOJob, native_served: bool) -> tuple[GangBackend | None, str]:
-    """The backend, or None where the one asked for is not to be had, and why."""
+
+def choose(job: GRPOJob, capabilities: Capabilities, in_use: str | None = None) -> tuple[GangBackend | None, str]:
+    """(the backend, or None where none takes this job; why).
+
+    `in_use` is the backend by which this attempt's pods were made: while they are there it stays, whatever the cluster
+    has come to offer since.
+    """
     asked = job.spec.gang_scheduling.backend
-    if asked == "none":
-        return NoGang(), "asked for in gangScheduling.backend"
-    if native_served:
-        return NativeGang(), "the cluster serves scheduling.k8s.io/v1beta1"
-    if asked == "native":
-        return None, (
-            "gangScheduling.backend is native, but the cluster does not serve scheduling.k8s.io/v1beta1 PodGroups: "
-            "switch on the feature gate GenericWorkload and that API, or set the backend to auto or none"
-        )
-    return NoGang(), "the cluster serves no gang API that is supported; pods are scheduled one by one"
+    if asked == "auto" and in_use in BACKENDS:
+        held = BACKENDS[in_use](capabilities)
+        if held.refusal(job) is None:
+            return held, held.reason()
+    if asked != "auto":
+        backend = BACKENDS[asked](capabilities)
+        if (refused := backend.refusal(job)) is not None:
+            return None, f"gangScheduling.backend is {asked}, but {refused}"
+        return backend, "asked for in gangScheduling.backend"
+    refused = None
+    for backend in (kind(capabilities) for kind in BACKENDS.values()):
+        if (refused := backend.refusal(job)) is None:
+            return backend, backend.reason()
+    return None, f"gangScheduling.backend is auto, but {refused}"

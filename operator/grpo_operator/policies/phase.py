@@ -5,6 +5,7 @@ from typing import Any
 
 from grpo_api.names import Condition, State
 from grpo_operator import status
+from grpo_operator.gang.base import Waiting
 from grpo_operator.kube import Object
 from grpo_operator.observe import Observed
 from grpo_operator.policies import podstate, problems, restart
@@ -13,12 +14,22 @@ from grpo_operator.reasons import Reason
 _TRAINING = frozenset({"training", "saving", "done"})
 
 
-def compute(new: dict[str, Any], observed: Observed, pods: list[Object], total: int, now: datetime) -> float | None:
+def compute(
+    new: dict[str, Any],
+    observed: Observed,
+    pods: list[Object],
+    total: int,
+    waiting: Waiting | None,
+    now: datetime,
+) -> float | None:
     """State, reason and conditions of a gang that nothing is wrong with, or that cannot start yet.
 
+    `waiting` is what its backend knows of why a gang has no nodes; it tells more than what single pods say.
     Returns the seconds after which an obstacle is worth telling, if it still stands then.
     """
     scheduled = sum(map(podstate.is_scheduled, pods))
+    if len(pods) < total or scheduled == total:
+        waiting = None
     fault, problem, wait = observed.create_fault, problems.pod_problem(pods), None
     if problem is None and scheduled < total:
         claims = [item for (kind, _), item in observed.children.items() if kind == "PersistentVolumeClaim"]
@@ -29,11 +40,15 @@ def compute(new: dict[str, Any], observed: Observed, pods: list[Object], total: 
         status.set_condition(new, Condition.SCHEDULED, "True", Reason.ALL_PODS_SCHEDULED, f"{total} pods", now)
     elif len(pods) == total:
         reason, message = problem or (Reason.WAITING_FOR_SCHEDULER, f"{scheduled} of {total} pods are scheduled")
+        if waiting is not None:
+            reason, message = waiting.reason, waiting.message
         status.set_condition(new, Condition.SCHEDULED, "False", reason, message, now)
     if len(pods) < total:
         reason, message = (fault.reason, fault.message) if fault else (str(Reason.CREATING_PODS), "")
         state = State.RESTARTING if new["attempt"] and new.get("state") == State.RESTARTING else State.PENDING
         not_running(new, state, reason, message, now)
+    elif waiting is not None:
+        not_running(new, waiting.state, waiting.reason, waiting.message, now)
     elif problem is not None and scheduled < total:
         not_running(new, State.SCHEDULING, *problem, now)
     elif scheduled < total:

@@ -141,6 +141,10 @@ _add("clean-none", {"runPolicy.cleanPodPolicy": "Never"}, "spec.runPolicy.cleanP
      "Running, All, None", admission=('"Never"', '"None"'))
 _add("backend", {"gangScheduling.backend": "kueue"}, "spec.gangScheduling.backend", '"kueue"', "auto, native, none",
      admission=('"kueue"', '"auto", "native", "none"'))
+_add("topology-key", {"gangScheduling.topologyKey": "Zone A"}, "spec.gangScheduling.topologyKey", '"Zone A"',
+     admission=("topology.kubernetes.io/zone",))
+_add("topology-mode", {"gangScheduling.topologyMode": "required"}, "spec.gangScheduling.topologyMode", '"required"',
+     "did you mean Required?", admission=('"required"', '"Required", "Preferred"'))
 _add("empty-path", {"model.path": ""}, "spec.model.path", '""', "must not be empty", admission=("1 chars",))
 _add("no-functions", {"reward.functions": []}, "spec.reward.functions", "[]", "must not be empty",
      admission=("1 items",))

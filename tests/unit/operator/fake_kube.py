@@ -4,7 +4,7 @@ import copy
 import itertools
 from typing import Any
 
-from grpo_operator.kube import KubeError, Object
+from grpo_operator.kube import KubeError, Object, kind_of
 
 
 def merge_patch(target: Any, patch: Any) -> Any:
@@ -38,7 +38,7 @@ class FakeKube:
         metadata = made["metadata"]
         metadata["resourceVersion"] = str(next(self._versions))
         metadata.setdefault("uid", f"uid-{metadata['resourceVersion']}")
-        self.objects[made["kind"], metadata["name"]] = made
+        self.objects[kind_of(made), metadata["name"]] = made
         return copy.deepcopy(made)
 
     def writes(self) -> list[tuple[str, ...]]:

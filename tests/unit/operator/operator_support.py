@@ -7,12 +7,17 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from grpo_api.status import HeadReport
-from grpo_operator.kube import Object
+from grpo_operator.gang.base import Capabilities
+from grpo_operator.kube import Object, kind_of, resource_of
 from grpo_operator.observe import CreateFault, Observed
 from grpo_operator.plan import Plan, plan
 
 NOW = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
 UID = "11111111-2222-3333-4444-555555555555"
+NOTHING = Capabilities()
+WORKLOAD, POD_GROUP = "Workload.v1beta1.scheduling.k8s.io", "PodGroup.v1beta1.scheduling.k8s.io"
+NATIVE = Capabilities(kinds=frozenset({WORKLOAD, POD_GROUP}))
+"""A cluster with native gang scheduling."""
 MAX_ROUNDS = 5
 """Plans that one reconcile carries out at most."""
 
@@ -50,7 +55,8 @@ def rfc3339(time: datetime) -> str:
 def child(kind: str, name: str, *, job: str = "sums", uid: str | None = None, owner: str | None = UID) -> Object:
     """An object of a job; `owner` is the job's UID, or None."""
     made: Object = {
-        "kind": kind,
+        "apiVersion": resource_of(kind)[0],
+        "kind": kind.partition(".")[0],
         "metadata": {
             "name": name,
             "namespace": "team",
@@ -125,7 +131,7 @@ def training(step: int = 3, **more: Any) -> HeadReport:
 
 def observe(job: Object, pods: list[Object] | tuple[Object, ...] = (), **more: Any) -> Observed:
     more.setdefault("default_image", "registry/trainer:1")
-    more["children"] = {(item["kind"], item["metadata"]["name"]): item for item in more.get("children", ())}
+    more["children"] = {(kind_of(item), item["metadata"]["name"]): item for item in more.get("children", ())}
     return Observed(job=job, pods=copy.deepcopy(list(pods)), **more)
 
 
@@ -161,8 +167,8 @@ def deleted(made: Plan, kind: str = "Pod") -> list[str]:
 class World:
     """An API server with one job, without a kubelet: tests are the kubelet. Carries out plans as `apply` does."""
 
-    def __init__(self, job: Object, *, native_gang: bool = False) -> None:
-        self.job, self.native_gang = job, native_gang
+    def __init__(self, job: Object, *, capabilities: Capabilities = NOTHING) -> None:
+        self.job, self.capabilities = job, capabilities
         self.children: dict[tuple[str, str], Object] = {}
         self.head_report: HeadReport | None = None
         self.refused: set[str] = set()
@@ -187,7 +193,7 @@ class World:
 
     def plan(self) -> Plan:
         others = [item for (kind, _), item in self.children.items() if kind != "Pod"]
-        more: dict[str, Any] = {"children": others, "native_gang": self.native_gang, "create_fault": self.fault}
+        more: dict[str, Any] = {"children": others, "capabilities": self.capabilities, "create_fault": self.fault}
         return plan(observe(self.job, self.pods, head_report=self.head_report, **more), self.now)
 
     def reconcile(self, *, crash_after_status: bool = False) -> Plan:
@@ -217,7 +223,7 @@ class World:
             del self.children[kind, name]
 
     def _create(self, manifest: Object) -> CreateFault | None:
-        kind, name = manifest["kind"], manifest["metadata"]["name"]
+        kind, name = kind_of(manifest), manifest["metadata"]["name"]
         assert (kind, name) not in self.children, f"409 AlreadyExists: {kind} {name}"
         if kind == "Pod" and name in self.refused:
             return CreateFault("QuotaExceeded", f"{kind} {name}: exceeded quota: tight")

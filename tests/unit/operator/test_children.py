@@ -16,9 +16,15 @@ from grpo_operator.children.claim import claim
 from grpo_operator.children.configmap import config_map
 from grpo_operator.children.pods import pod
 from grpo_operator.children.service import service
+from grpo_operator.gang.base import Gang
 from grpo_operator.gang.native import NativeGang
 from grpo_operator.observe import Observed
-from tests.unit.operator.operator_support import UID, raw_job
+from tests.unit.operator.operator_support import (
+    NATIVE,
+    NOTHING,
+    UID,
+    raw_job,
+)
 
 GOLDEN = Path(__file__).parent / "data" / "children.yaml"
 KUBERNETES = "1.37.0"
@@ -32,7 +38,7 @@ def golden_job():
     return raw_job(
         reward={"functions": [{"name": "mine", "python": {"source": source}}]},
         trainer={"nGpusPerNode": 4},
-        gangScheduling={"backend": "native"},
+        gangScheduling={"backend": "native", "topologyKey": "topology.kubernetes.io/zone"},
         checkpoint={
             "claimTemplate": {"size": "100Gi", "storageClassName": "fast"},
             "mountPath": "/ckpt",
@@ -58,10 +64,10 @@ def golden_job():
 
 
 def children(raw, attempt=0, *, native=True):
-    observed = Observed(job=raw, native_gang=native, default_image="registry/trainer:1")
-    made, _, fault = children_of.wanted(parse_job(raw), attempt, observed)
-    assert fault is None
-    return made
+    observed = Observed(job=raw, capabilities=NATIVE if native else NOTHING, default_image="registry/trainer:1")
+    made = children_of.wanted(parse_job(raw), attempt, observed)
+    assert made.fault is None
+    return made.manifests
 
 
 def pod_of(raw=None, rank=0, attempt=0):
@@ -241,7 +247,8 @@ def test_no_liveness_probe_ends_a_long_step():
 
 def test_gang_of_all_pods_or_none():
     raw = golden_job()
-    workload, group = NativeGang().objects(parse_job(raw), 2)
+    gang, native = Gang(parse_job(raw), 2), NativeGang(NATIVE)
+    workload, group = native.objects(gang)
     assert workload["spec"]["podGroupTemplates"][0]["schedulingPolicy"] == {"gang": {"minCount": 2}}
     assert group["spec"]["schedulingPolicy"] == {"gang": {"minCount": 2}}
     assert group["spec"]["workloadRef"]["workloadName"] == workload["metadata"]["name"]
@@ -249,7 +256,7 @@ def test_gang_of_all_pods_or_none():
     assert group["spec"]["disruptionMode"] == {"all": {}}
     plain = pod_of(raw)
     before = copy.deepcopy(plain)
-    member = NativeGang().decorate(plain, parse_job(raw), 2)
+    member = native.decorate(plain, gang)
     assert member["spec"].pop("schedulingGroup") == {"podGroupName": group["metadata"]["name"]}
     assert member == plain == before
 

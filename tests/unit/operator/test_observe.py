@@ -4,7 +4,14 @@ import pytest
 
 from grpo_operator.cache import Cache, key_of
 from grpo_operator.observe import observe
-from tests.unit.operator.operator_support import UID, child, pod, raw_job
+from tests.unit.operator.operator_support import (
+    POD_GROUP,
+    UID,
+    WORKLOAD,
+    child,
+    pod,
+    raw_job,
+)
 
 KEY = ("team", "sums")
 EARLIER = "99999999-2222-3333-4444-555555555555"
@@ -39,7 +46,7 @@ def test_pods_are_sorted_by_rank_and_others_by_kind_and_name():
     assert found.default_image == "image"
 
 
-@pytest.mark.parametrize("kind", ["Pod", "Service", "ConfigMap", "Workload", "PodGroup"])
+@pytest.mark.parametrize("kind", ["Pod", "Service", "ConfigMap", WORKLOAD, POD_GROUP])
 @pytest.mark.parametrize(("owner", "belongs"), [(UID, True), (EARLIER, False), (None, False)])
 def test_children_are_told_by_the_owners_uid(kind, owner, belongs):
     item = child(kind, "sums-0", owner=owner)

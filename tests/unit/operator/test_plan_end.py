@@ -5,6 +5,9 @@ import copy
 import pytest
 
 from tests.unit.operator.operator_support import (
+    NATIVE,
+    POD_GROUP,
+    WORKLOAD,
     child,
     condition,
     created,
@@ -115,7 +118,7 @@ def test_reward_sources_too_large_for_a_config_map_make_the_spec_invalid():
 def test_job_that_is_being_deleted_gets_nothing():
     job = deleting(running_job())
     for pods in ([], [running(0), ended(1, 1)]):
-        made = run(job, *pods, children=[child("PodGroup", "sums-0")], at=99)
+        made = run(job, *pods, children=[child(POD_GROUP, "sums-0")], at=99)
         assert (made.status, made.create, made.delete, made.again) == (job["status"], [], [], False)
 
 
@@ -138,7 +141,7 @@ def test_job_that_has_ended_never_gets_children_again(outcome, policy):
     suspended["spec"]["runPolicy"]["suspend"] = True
     for held in (job, changed, suspended):
         for pods in ([], [END[outcome]], [END[outcome], ended(1, 1)], [running(0), running(1)], [pod(1)]):
-            made = run(held, *pods, at=1000, native_gang=True)
+            made = run(held, *pods, at=1000, capabilities=NATIVE)
             assert (created(made), made.again, made.wake_after) == ([], False, None)
             assert made.status == job["status"]
 
@@ -174,7 +177,7 @@ def test_pod_whose_containers_have_all_ended_keeps_its_log(sidecar, going):
     assert deleted(run(job, head)) == going
 
 
-GANG = [child("Workload", "sums"), child("PodGroup", "sums-0")]
+GANG = [child(WORKLOAD, "sums"), child(POD_GROUP, "sums-0")]
 KEPT = [child("ConfigMap", "sums-config"), child("Service", "sums"), child("PersistentVolumeClaim", "sums-checkpoints")]
 
 
@@ -193,15 +196,15 @@ KEPT = [child("ConfigMap", "sums-config"), child("Service", "sums"), child("Pers
 def test_gang_objects_go_after_the_last_running_pod(pods, gone, policy):
     job = running_job(runPolicy={"cleanPodPolicy": policy})
     job = with_status(job, run(job, ended(0, 0), running(1)))
-    made = run(job, *pods, children=[*GANG, *KEPT], native_gang=True)
+    made = run(job, *pods, children=[*GANG, *KEPT], capabilities=NATIVE)
     going = {(kind, item["metadata"]["name"]) for kind, item in made.delete if kind != "Pod"}
-    assert going == ({("Workload", "sums"), ("PodGroup", "sums-0")} if gone else set())
+    assert going == ({(WORKLOAD, "sums"), (POD_GROUP, "sums-0")} if gone else set())
 
 
 def test_gang_object_that_is_going_is_not_deleted_again():
     job = running_job()
     job = with_status(job, run(job, ended(0, 0)))
-    made = run(job, ended(0, 0), children=[deleting(copy.deepcopy(item)) for item in GANG], native_gang=True)
+    made = run(job, ended(0, 0), children=[deleting(copy.deepcopy(item)) for item in GANG], capabilities=NATIVE)
     assert made.delete == []
 
 

@@ -7,6 +7,10 @@ import pytest
 from grpo_api.status import GRPOJobStatus, HeadReport
 from grpo_operator.observe import CreateFault
 from tests.unit.operator.operator_support import (
+    NATIVE,
+    NOTHING,
+    POD_GROUP,
+    WORKLOAD,
     child,
     condition,
     created,
@@ -29,7 +33,7 @@ from tests.unit.operator.operator_support import (
 
 def test_children_come_before_the_pods_that_need_them():
     job = raw_job(checkpoint={"claimTemplate": {}}, gangScheduling={"backend": "auto"})
-    made = run(job, native_gang=True)
+    made = run(job, capabilities=NATIVE)
     assert [(item["kind"], item["metadata"]["name"]) for item in made.create] == [
         ("PersistentVolumeClaim", "sums-checkpoints"),
         ("ConfigMap", "sums-config"),
@@ -57,9 +61,9 @@ def test_only_missing_children_are_made():
 def test_each_attempt_has_a_pod_group_of_its_own():
     job = raw_job(gangScheduling={"backend": "native"})
     job["status"] = {"state": "Restarting", "attempt": 3, "failures": 0}
-    made = run(job, native_gang=True, children=[child("Workload", "sums"), child("PodGroup", "sums-2")])
+    made = run(job, capabilities=NATIVE, children=[child(WORKLOAD, "sums"), child(POD_GROUP, "sums-2")])
     assert created(made, "PodGroup") == ["sums-3"]
-    assert deleted(made, "PodGroup") == ["sums-2"]
+    assert deleted(made, POD_GROUP) == ["sums-2"]
     assert created(made, "Workload") == []
     groups = [item["spec"]["schedulingGroup"]["podGroupName"] for item in made.create if item["kind"] == "Pod"]
     assert groups == ["sums-3", "sums-3"]
@@ -68,14 +72,14 @@ def test_each_attempt_has_a_pod_group_of_its_own():
 def test_pod_group_outlives_the_pods_of_its_attempt():
     job = raw_job(gangScheduling={"backend": "native"})
     job["status"] = {"state": "Restarting", "attempt": 1, "failures": 0}
-    made = run(job, deleting(running(1, 0)), native_gang=True, children=[child("PodGroup", "sums-0")])
+    made = run(job, deleting(running(1, 0)), capabilities=NATIVE, children=[child(POD_GROUP, "sums-0")])
     assert (made.delete, made.create) == ([], [])
 
 
 def test_pod_group_that_is_going_is_not_deleted_again():
     job = raw_job(gangScheduling={"backend": "native"})
     job["status"] = {"state": "Restarting", "attempt": 1, "failures": 0}
-    assert deleted(run(job, native_gang=True, children=[deleting(child("PodGroup", "sums-0"))]), "PodGroup") == []
+    assert deleted(run(job, capabilities=NATIVE, children=[deleting(child(POD_GROUP, "sums-0"))]), POD_GROUP) == []
 
 
 @pytest.mark.parametrize(
@@ -83,13 +87,13 @@ def test_pod_group_that_is_going_is_not_deleted_again():
     [("auto", True, "native"), ("auto", False, "none"), ("native", True, "native"), ("none", True, "none")],
 )
 def test_gang_backend(asked, served, backend):
-    made = run(raw_job(gangScheduling={"backend": asked}), native_gang=served)
+    made = run(raw_job(gangScheduling={"backend": asked}), capabilities=NATIVE if served else NOTHING)
     assert made.status["gang"]["backend"] == backend
     assert bool(created(made, "PodGroup")) == (backend == "native")
 
 
 def test_gang_backend_that_is_not_served_is_told_with_the_repair():
-    made = run(raw_job(gangScheduling={"backend": "native"}), native_gang=False)
+    made = run(raw_job(gangScheduling={"backend": "native"}), capabilities=NOTHING)
     assert made.create == []
     assert (made.status["state"], made.status["reason"]) == ("Pending", "Unschedulable")
     assert "gangScheduling.backend" in made.status["message"]

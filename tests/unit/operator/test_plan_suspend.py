@@ -5,6 +5,9 @@ import copy
 import pytest
 
 from tests.unit.operator.operator_support import (
+    NATIVE,
+    POD_GROUP,
+    WORKLOAD,
     World,
     child,
     condition,
@@ -55,7 +58,7 @@ def test_state_is_suspended_only_once_the_pods_are_gone():
 
 
 def test_job_that_is_made_suspended_gets_no_children():
-    made = run(suspended(raw_job()), native_gang=True)
+    made = run(suspended(raw_job()), capabilities=NATIVE)
     assert (made.create, made.status["state"]) == ([], "Suspended")
     assert condition(made.status, "Valid")["status"] == "True"
 
@@ -70,15 +73,15 @@ def test_first_attempt_of_a_job_that_was_made_suspended_is_0():
 
 
 def test_gang_objects_go_after_the_pods_and_the_rest_stays():
-    gang = [child("Workload", "sums"), child("PodGroup", "sums-0")]
+    gang = [child(WORKLOAD, "sums"), child(POD_GROUP, "sums-0")]
     kept = [child("PersistentVolumeClaim", "sums-checkpoints"), child("ConfigMap", "sums-config")]
     job = suspended(running_job())
-    made = run(job, running(0), running(1), children=[*gang, *kept], native_gang=True)
+    made = run(job, running(0), running(1), children=[*gang, *kept], capabilities=NATIVE)
     assert {kind for kind, _ in made.delete} == {"Pod"}
-    made = run(with_status(job, made), deleting(running(0)), children=[*gang, *kept], native_gang=True)
+    made = run(with_status(job, made), deleting(running(0)), children=[*gang, *kept], capabilities=NATIVE)
     assert made.delete == []
-    made = run(with_status(job, made), children=[*gang, *kept], native_gang=True)
-    assert sorted(kind for kind, _ in made.delete) == ["PodGroup", "Workload"]
+    made = run(with_status(job, made), children=[*gang, *kept], capabilities=NATIVE)
+    assert sorted(kind for kind, _ in made.delete) == [POD_GROUP, WORKLOAD]
 
 
 def test_head_that_exited_0_before_succeeds():

@@ -10,6 +10,10 @@ from hypothesis import strategies as st
 from grpo_api.status import GRPOJobStatus, HeadReport
 from grpo_operator.policies.podstate import is_unreachable
 from tests.unit.operator.operator_support import (
+    NATIVE,
+    NOTHING,
+    POD_GROUP,
+    WORKLOAD,
     World,
     deleting,
     disrupted,
@@ -27,7 +31,7 @@ TERMINAL = ("Succeeded", "Failed")
 
 def make_world(native=True):
     job = raw_job(runPolicy={"maxRestarts": MAX_RESTARTS}, gangScheduling={"backend": "auto"})
-    return World(job, native_gang=native)
+    return World(job, capabilities=NATIVE if native else NOTHING)
 
 
 def assert_settled(world):
@@ -246,7 +250,7 @@ OUTSIDE = [
 FATAL = [finish(0), finish(65)]
 OF_THE_WORLD = [
     *(confirm_all, head_trains, wait(6), wait(20), wait(700), wait(-4000), quota, set_suspend(True)),
-    *(set_suspend(False), edit_service, *map(lose, ("Service", "ConfigMap", "Workload", "PodGroup"))),
+    *(set_suspend(False), edit_service, *map(lose, ("Service", "ConfigMap", WORKLOAD, POD_GROUP))),
 ]
 OFTEN = [schedule, answer, confirm, confirm_all] * 3
 ACTIONS = [*FAILURES, *OUTSIDE, *FATAL, *OF_THE_WORLD, *OFTEN]
@@ -353,7 +357,7 @@ def test_job_that_is_left_in_peace_runs_or_has_ended(steps):
     assert world.status["state"] in ("Running", *TERMINAL), world.status
 
 
-@pytest.mark.parametrize("kind", ["Service", "ConfigMap", "Workload", "PodGroup"])
+@pytest.mark.parametrize("kind", ["Service", "ConfigMap", WORKLOAD, POD_GROUP])
 def test_child_that_somebody_deletes_comes_back(kind):
     world = make_running_world()
     before, pods = set(world.children), copy.deepcopy(world.pods)
