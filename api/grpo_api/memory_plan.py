@@ -33,6 +33,8 @@ GPUS = {
 
 LOGIT_ROWS = 1024
 """Rows of logits that the trainer makes at a time (`grpo_trainer.logprobs.CHUNK_ROWS`)."""
+HF_RESPONSES = 64
+"""Responses that the engine hf samples at a time at most (`grpo_trainer.rollout.hf.BATCH`)."""
 OVERHEAD_BYTES = 2 * GIB
 """CUDA's context and NCCL (1.4 GB measured), and what a sleeping engine keeps (CUDA graphs)."""
 _FLOAT32 = 4
@@ -92,9 +94,10 @@ def make_memory_plan(spec: GRPOJobSpec, shape: ModelShape, gpu: int) -> MemoryPl
     gathered = 0 if spec.actor.fsdp.reshard_after_forward else number * whole
     tp = spec.rollout.tensor_model_parallel_size
     engine_weights = number * whole // tp
-    if spec.rollout.engine == "hf":  # it never sleeps, and caches one response at a time
+    if spec.rollout.engine == "hf":  # it never sleeps
         longest = spec.data.max_prompt_length + spec.data.max_response_length
-        engine = engine_weights + longest * shape.kv_bytes_per_token(1, number)
+        cached = min(spec.rollout.n, HF_RESPONSES) * longest
+        engine = engine_weights + cached * shape.kv_bytes_per_token(1, number)
     else:
         engine = int(spec.rollout.gpu_memory_utilization * gpu)
     kept = engine if spec.rollout.engine == "hf" else 0

@@ -103,8 +103,14 @@ class RolloutSpec(ApiModel):
     tensor_model_parallel_size: int = Field(default=1, ge=1, le=64)
     """GPUs of one node that share a rollout engine and its weights; divides `trainer.nGpusPerNode`."""
     temperature: float = Field(default=1.0, gt=0, le=10)
-    """Sampling temperature; log-probabilities are those of the tempered distribution. There is no top-p or top-k: the
-    policy that samples is the one that is trained."""
+    """Sampling temperature. The policy that is trained is the tempered distribution, all of it."""
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    """Sample from the fewest tokens whose probabilities add up to this share; 1 takes all. With this, `topK` or `minP`
+    the policy that samples is no longer the one that is trained: see docs/algorithms.md before you set them."""
+    top_k: int = Field(default=-1, ge=-1, le=1_000_000)
+    """Sample from so many most likely tokens; -1 or 0 takes all."""
+    min_p: float = Field(default=0.0, ge=0, le=1)
+    """Sample from tokens at least so likely, as a share of the most likely one's probability; 0 takes all."""
     gpu_memory_utilization: float = Field(default=0.5, gt=0, le=1)
     """Share of a GPU's memory, as a ratio from 0 to 1, for the rollout engine's weights and KV cache. On CPUs,
     VLLM_CPU_KVCACHE_SPACE (GiB) sizes the cache instead."""

@@ -45,7 +45,6 @@ _VALIDATION = "no validation in this API yet; only training is carried"
 _NO_CRITIC = "no critic in this API yet"
 _LORA_INSTEAD = "no LoRA in this API yet: all weights are trained, which needs more memory and a smaller learning rate"
 _REWARD_MODEL = "no reward model in this API yet"
-_SAMPLES = "samples are drawn from the whole softmax: log-probabilities are those of the tempered distribution alone"
 
 
 def _many(
@@ -150,8 +149,6 @@ NOT_CARRIED: tuple[NotCarried, ...] = (
         under=REF,
     ),
     # rollout
-    NotCarried(ROLLOUT + "top_p", "the same here", (1,), _SAMPLES),
-    NotCarried(ROLLOUT + "top_k", "the same here", (-1, 0), _SAMPLES),
     NotCarried(
         ROLLOUT + "do_sample", "the same here", (True,), "responses are sampled: equal ones would teach nothing"
     ),

@@ -1,20 +1,22 @@
-"""Rollout engines against Transformers: the log-probabilities that they report, before and after a weight sync."""
+"""Rollout engines against Transformers: the log-probabilities that they report, before and after a weight sync, and
+that a response depends on its seed alone."""
 
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from grpo_api.job import parse_job
 from grpo_trainer import environment
-from grpo_trainer.rollout.base import Request, Response
+from grpo_trainer.rollout.base import Request, Response, Sampling
 from tests.integration.trainer.run_support import make_job, make_model
 
 pytestmark = pytest.mark.trainer
-TEMPERATURE = 0.7
+TEMPERATURE, TOP_P, TOP_K, MIN_P = 0.7, 0.9, 20, 0.01
 REQUESTS = [Request([1, 2, 3 + group], group, number, 100 + number) for group in range(2) for number in range(3)]
 
 
@@ -31,7 +33,11 @@ def assert_samples_of(path: Path, responses: list[Response]) -> None:
         assert 0 < len(response.token_ids) <= 8
         with torch.no_grad():
             logits = lm(torch.tensor([request.prompt_ids + response.token_ids])).logits[0]
-        every = torch.log_softmax(logits[len(request.prompt_ids) - 1 : -1] / TEMPERATURE, dim=-1)
+        scores = logits[len(request.prompt_ids) - 1 : -1] / TEMPERATURE
+        for cut in (MinPLogitsWarper(MIN_P), TopKLogitsWarper(TOP_K), TopPLogitsWarper(TOP_P)):
+            scores = cut(None, scores)
+        assert scores.isinf().any()
+        every = torch.log_softmax(scores, dim=-1)
         expected = every.gather(-1, torch.tensor(response.token_ids)[:, None])[:, 0]
         assert torch.allclose(torch.tensor(response.log_probs), expected, atol=1e-4)
 
@@ -44,12 +50,21 @@ def test_samples_by_the_weights_it_was_given(engine: str, directory: Path, tmp_p
         from grpo_trainer.rollout.hf import HfEngine as Engine
     else:
         from grpo_trainer.rollout.vllm import VllmEngine as Engine
-    spec = parse_job(make_job(directory, rollout={"engine": engine, "temperature": TEMPERATURE})).spec
+    rollout = {"engine": engine, "temperature": TEMPERATURE, "topP": TOP_P, "topK": TOP_K, "minP": MIN_P}
+    spec = parse_job(make_job(directory, rollout=rollout)).spec
     one = Engine(spec, torch.device("cpu"))
     first = one.generate(REQUESTS)
     assert_samples_of(directory / "model", first)
     assert first == one.generate(REQUESTS)  # seeds decide
     assert len({tuple(response.token_ids) for response in first[:3]}) > 1
+    alone = [one.generate([request])[0] for request in reversed(REQUESTS)]
+    assert [response.token_ids for response in reversed(alone)] == [response.token_ids for response in first]
+    greedy = [replace(request, sampling=Sampling(0.0)) for request in REQUESTS]
+    lm = AutoModelForCausalLM.from_pretrained(directory / "model", dtype=torch.float32)
+    for request, response in zip(REQUESTS, one.generate(greedy), strict=True):
+        prompt = torch.tensor([request.prompt_ids])
+        best = lm.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=8, do_sample=False)[0]
+        assert response.token_ids == best[len(request.prompt_ids) :].tolist()
 
     other = make_model(tmp_path / "other", seed=1)
     one.load_weights(parameters(other))

@@ -229,7 +229,6 @@ def test_unknown_key_names_the_nearest():
         (f"{ACTOR}.policy_loss.loss_mode=clip_cov", "actor.policyLoss.lossMode has no clip_cov yet: vanilla is used"),
         ("algorithm.adv_estimator=gdpo", "several reward.functions"),
         (f"{ROLLOUT}.name=sglang", "vllm samples instead"),
-        (f"{ROLLOUT}.top_p=0.9", "the whole softmax"),
         (f"{ROLLOUT}.multi_turn.enable=True", "one response"),
         (f"{ACTOR}.loss_agg_mode=token-median", "token-mean is used"),
         (f"{ACTOR}.kl_loss_type=full", "low_var_kl is used"),
@@ -255,8 +254,6 @@ def test_what_changes_training_says_what_is_done(override, says):
     [
         "actor_rollout_ref.model.lora_rank=0",
         f"{ACTOR}.policy_loss.clip_cov_ratio=0.1",
-        f"{ROLLOUT}.top_p=1.0",
-        f"{ROLLOUT}.top_k=-1",
         "critic.optim.lr=1e-5",
         "reward_model.reward_manager=naive",
         "trainer.logger=[console,wandb]",

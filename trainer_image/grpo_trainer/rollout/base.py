@@ -7,6 +7,45 @@ from typing import Protocol
 
 import torch
 
+from grpo_api.spec.training import RolloutSpec
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """The distribution that tokens are drawn from."""
+
+    temperature: float
+    """0: the most likely token."""
+    top_p: float = 1.0
+    top_k: int = -1
+    """Below 1: all tokens."""
+    min_p: float = 0.0
+
+    @staticmethod
+    def of_training(rollout: RolloutSpec) -> "Sampling":
+        """That of the responses which are trained on."""
+        return Sampling(rollout.temperature, rollout.top_p, rollout.top_k, rollout.min_p)
+
+    def log_probs(self, logits: torch.Tensor) -> torch.Tensor:
+        """(B, V) log-probabilities of (B, V) float32 logits, -inf for tokens that are never drawn. As in vLLM
+        (`v1/sample`): temperature, then min-p, top-k and top-p, each on what the one before has left."""
+        if self.temperature == 0:
+            best = torch.full_like(logits, -torch.inf)
+            return best.scatter(-1, logits.argmax(-1, keepdim=True), 0.0)
+        logits = logits / self.temperature
+        if self.min_p > 0:
+            probs = logits.softmax(-1)
+            logits = logits.masked_fill(probs < self.min_p * probs.max(-1, keepdim=True).values, -torch.inf)
+        if 0 < self.top_k < logits.shape[-1]:
+            least = logits.topk(self.top_k, dim=-1).values[:, -1:]
+            logits = logits.masked_fill(logits < least, -torch.inf)
+        if self.top_p < 1:
+            ordered, tokens = logits.sort(dim=-1)
+            cut = ordered.softmax(-1).cumsum(-1) <= 1 - self.top_p
+            cut[:, -1] = False
+            logits = logits.masked_fill(cut.scatter(-1, tokens, cut), -torch.inf)
+        return logits.log_softmax(-1)
+
 
 @dataclass(frozen=True)
 class Request:
@@ -18,6 +57,8 @@ class Request:
     number: int
     """Number of the response within its group."""
     seed: int
+    sampling: Sampling | None = None
+    """None: that of training."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +69,7 @@ class Response:
     number: int
     token_ids: list[int]
     log_probs: list[float]
-    """T log-probabilities of the tempered distribution."""
+    """T log-probabilities of the distribution that was drawn from; none for a request with a sampling of its own."""
     truncated: bool
     """Cut at `data.maxResponseLength`."""
 

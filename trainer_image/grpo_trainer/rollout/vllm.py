@@ -1,6 +1,7 @@
 """Sampling by a vLLM engine in this process, fed with weights in place."""
 
 from collections.abc import Iterator
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -9,7 +10,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 
 from grpo_api.job import GRPOJobSpec
 from grpo_trainer.errors import SpecError
-from grpo_trainer.rollout.base import Request, Response
+from grpo_trainer.rollout.base import Request, Response, Sampling
 
 CPU_MAX_SEQUENCES = 64
 """Responses sampled at a time on CPU, unless `rollout.engineArgs.max_num_seqs` says otherwise."""
@@ -23,7 +24,7 @@ class VllmEngine:
         self._cuda = device.type == "cuda"
         self._asleep = False
         self.asleep_bytes = 0
-        self._temperature = spec.rollout.temperature
+        self._sampling = Sampling.of_training(spec.rollout)
         self._max_tokens = spec.data.max_response_length
         arguments: dict[str, Any] = {
             "model": spec.model.path,
@@ -54,12 +55,10 @@ class VllmEngine:
     def generate(self, requests: list[Request]) -> list[Response]:
         parameters = [
             SamplingParams(
-                temperature=self._temperature,
-                top_p=1.0,
-                top_k=-1,
+                **asdict(request.sampling or self._sampling),
                 seed=request.seed,
                 max_tokens=self._max_tokens,
-                logprobs=0,
+                logprobs=None if request.sampling else 0,
                 detokenize=False,
             )
             for request in requests
@@ -70,7 +69,7 @@ class VllmEngine:
         for request, output in zip(requests, outputs, strict=True):
             one = output.outputs[0]
             tokens = list(one.token_ids)
-            log_probs = [entry[token].logprob for token, entry in zip(tokens, one.logprobs, strict=True)]
+            log_probs = [entry[token].logprob for token, entry in zip(tokens, one.logprobs or [], strict=False)]
             responses.append(Response(request.group, request.number, tokens, log_probs, one.finish_reason == "length"))
         return responses
 
