@@ -52,6 +52,12 @@ class Plan:
     stuck: Object | None = None
     """A pod that does not start: its Events may say why."""
 
+    @property
+    def decides(self) -> bool:
+        """The status holds a decision, on which what follows rests: it is written first and at once. Else it tells what
+        is there, and children are made before it: a job then starts with one patch less."""
+        return self.again or bool(self.delete)
+
     def wake(self, seconds: float | None) -> None:
         """Look again after `seconds`; of several times the earliest counts."""
         if seconds is not None:

@@ -1,6 +1,7 @@
 """One reconcile: observe, plan, apply."""
 
 import logging
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -11,7 +12,7 @@ from grpo_operator import apply, events, metrics
 from grpo_operator.cache import Cache
 from grpo_operator.kube import Kube, KubeError, Object
 from grpo_operator.observe import CreateFault, observe
-from grpo_operator.plan import plan
+from grpo_operator.plan import Plan, plan
 from grpo_operator.policies.podstate import attempt_of, rank_of
 from grpo_operator.policies.problems import from_events
 from grpo_operator.progress import ProgressReader
@@ -22,6 +23,8 @@ CREATE_RETRY_SECONDS = 10.0
 DELETE_CHECK_SECONDS = 10.0
 """A watch tells of a deletion long before, unless somebody took our label off the object."""
 MAX_ROUNDS = 5
+DESCRIBE_SECONDS = 1.0
+"""Between two status patches that decide nothing."""
 
 EVENTS_BASE_SECONDS, EVENTS_CAP_SECONDS, EVENTS_SPACING_SECONDS = 20.0, 300.0, 0.1
 
@@ -48,8 +51,10 @@ class Reconciler:
         settings: Settings,
         reader: ProgressReader,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._kube, self._cache, self._settings, self._reader, self._clock = kube, cache, settings, reader, clock
+        self._monotonic = monotonic
         self._faults: dict[Key, CreateFault] = {}
         self._stuck: dict[Key, StuckPod] = {}
         self._next_turn = datetime.min.replace(tzinfo=UTC)
@@ -83,14 +88,13 @@ class Reconciler:
         made = plan(observed, now)
         if job["metadata"].get("deletionTimestamp"):
             return False
-        if made.status != old:
-            only_progress = apply.without_progress(made.status) == apply.without_progress(old)
-            due = self._patched.get(key, 0.0) + self._settings.progress_interval - time.monotonic()
-            if only_progress and due > 0:
+        if made.status != old and (made.decides or observed.create_fault or not made.create):
+            due = self._patched.get(key, -math.inf) + self._pause(old, made) - self._monotonic()
+            if due > 0:
                 self.queue.add_after(key, due)
             else:
                 await apply.patch_status(self._kube, self._cache, job, made.status)
-                self._patched[key] = time.monotonic()
+                self._patched[key] = self._monotonic()
                 metrics.count_restart(old, made.status)
                 await self._events.write(job, events.told(old, made.status), now)
         surprised = await apply.delete_all(self._kube, self._cache, made)
@@ -111,6 +115,17 @@ class Reconciler:
         self._watch_progress(key, made.status, observed.pods)
         news = await self._ask_why(key, made.stuck, now)
         return made.again or bool(made.create) or surprised or news
+
+    def _pause(self, old: Object, made: Plan) -> float:
+        """Seconds after the last status patch before this one may be written.
+
+        A gang's pods change many times in its first seconds; Kubernetes' own Job controller, too, sums up a second.
+        """
+        if made.decides or old.get("createdAttempt") != made.status.get("createdAttempt"):
+            return 0.0
+        if apply.without_progress(made.status) == apply.without_progress(old):
+            return self._settings.progress_interval
+        return DESCRIBE_SECONDS
 
     async def _ask_why(self, key: Key, pod: Object | None, now: datetime) -> bool:
         """Read the Events of a pod that does not start, then again and again, ever less often. True: there is news."""

@@ -45,7 +45,8 @@ class Rig:
     def __init__(self, job, *items):
         self.kube, self.cache, self.reader = FakeKube(job, *items), Cache(), FakeReader()
         self.now = later(0)
-        self.reconciler = Reconciler(self.kube, self.cache, SETTINGS, self.reader, lambda: self.now)
+        clocks = (lambda: self.now), (lambda: self.now.timestamp())
+        self.reconciler = Reconciler(self.kube, self.cache, SETTINGS, self.reader, *clocks)
         self.watch()
 
     def watch(self):
@@ -98,6 +99,30 @@ async def test_restart_is_written_before_the_pods_are_deleted():
     assert verbs[0] == ("patch", "GRPOJob")
     assert verbs.index(("patch", "GRPOJob")) < verbs.index(("delete", "Pod"))
     assert "Restarting" in rig.events()
+
+
+async def test_start_of_a_gang_is_written_in_two_patches():
+    """Children first: a status that decides nothing can wait, and pods change many times in their first second."""
+    rig = Rig(raw_job())
+    await rig.reconcile()
+    for rank in range(2):
+        rig.put(running(rank))
+        await rig.reconcile()
+    rig.reader.said = training()
+    await rig.reconcile()
+    rig.now = later(1)
+    await rig.reconcile()
+    assert rig.status["state"] == "Running"
+    kinds = [f"{verb} {kind}" for verb, kind, _ in rig.kube.writes() if kind in ("Pod", "GRPOJob")]
+    assert kinds == ["create Pod", "create Pod", "patch GRPOJob", "patch GRPOJob"]
+
+
+async def test_decision_waits_for_nothing():
+    rig = Rig(raw_job(), running(0), running(1))
+    await rig.reconcile()
+    rig.put(ended(1, 1))
+    await rig.reconcile()
+    assert rig.status["attempt"] == 1
 
 
 async def test_status_is_one_patch():
