@@ -16,6 +16,7 @@ from grpo_operator.plan import Plan, plan
 from grpo_operator.policies.podstate import attempt_of, rank_of
 from grpo_operator.policies.problems import from_events
 from grpo_operator.progress import ProgressReader
+from grpo_operator.reasons import Reason
 from grpo_operator.settings import Settings
 from grpo_operator.workqueue import Key, WorkQueue
 
@@ -23,8 +24,8 @@ CREATE_RETRY_SECONDS = 10.0
 DELETE_CHECK_SECONDS = 10.0
 """A watch tells of a deletion long before, unless somebody took our label off the object."""
 MAX_ROUNDS = 5
-DESCRIBE_SECONDS = 1.0
-"""Between two status patches that decide nothing."""
+PASSING_SECONDS = 1.0
+"""What a gang passes through on its way is written when the status on show has been behind for so long."""
 
 EVENTS_BASE_SECONDS, EVENTS_CAP_SECONDS, EVENTS_SPACING_SECONDS = 20.0, 300.0, 0.1
 
@@ -60,6 +61,7 @@ class Reconciler:
         self._next_turn = datetime.min.replace(tzinfo=UTC)
         self._events = events.EventWriter(kube, settings.identity)
         self._patched: dict[Key, float] = {}
+        self._differs: dict[Key, float] = {}
         self.queue = WorkQueue(self.reconcile, settings.workers)
 
     async def reconcile(self, key: Key) -> None:
@@ -88,13 +90,16 @@ class Reconciler:
         made = plan(observed, now)
         if job["metadata"].get("deletionTimestamp"):
             return False
-        if made.status != old and (made.decides or observed.create_fault or not made.create):
-            due = self._patched.get(key, -math.inf) + self._pause(old, made) - self._monotonic()
+        if made.status == old:
+            self._differs.pop(key, None)
+        elif made.decides or observed.create_fault or not made.create:
+            due = self._write_at(key, old, made) - self._monotonic()
             if due > 0:
                 self.queue.add_after(key, due)
             else:
                 await apply.patch_status(self._kube, self._cache, job, made.status)
                 self._patched[key] = self._monotonic()
+                self._differs.pop(key, None)
                 metrics.count_restart(old, made.status)
                 await self._events.write(job, events.told(old, made.status), now)
         surprised = await apply.delete_all(self._kube, self._cache, made)
@@ -116,16 +121,18 @@ class Reconciler:
         news = await self._ask_why(key, made.stuck, now)
         return made.again or bool(made.create) or surprised or news
 
-    def _pause(self, old: Object, made: Plan) -> float:
-        """Seconds after the last status patch before this one may be written.
+    def _write_at(self, key: Key, old: Object, made: Plan) -> float:
+        """When a status may be written, by the monotonic clock.
 
         A gang's pods change many times in its first seconds; Kubernetes' own Job controller, too, sums up a second.
         """
-        if made.decides or old.get("createdAttempt") != made.status.get("createdAttempt"):
-            return 0.0
+        now = self._monotonic()
         if apply.without_progress(made.status) == apply.without_progress(old):
-            return self._settings.progress_interval
-        return DESCRIBE_SECONDS
+            return self._patched.get(key, -math.inf) + self._settings.progress_interval
+        passing = made.status["reason"] in (Reason.WAITING_FOR_SCHEDULER, Reason.STARTING)
+        if made.decides or not passing or old.get("createdAttempt") != made.status.get("createdAttempt"):
+            return now
+        return self._differs.setdefault(key, now) + PASSING_SECONDS
 
     async def _ask_why(self, key: Key, pod: Object | None, now: datetime) -> bool:
         """Read the Events of a pod that does not start, then again and again, ever less often. True: there is news."""
@@ -166,6 +173,7 @@ class Reconciler:
     def _forget(self, key: Key) -> None:
         self._faults.pop(key, None)
         self._patched.pop(key, None)
+        self._differs.pop(key, None)
         self._stuck.pop(key, None)
         self._events.forget(key)
         self._reader.follow(key, None)

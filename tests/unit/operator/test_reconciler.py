@@ -108,13 +108,23 @@ async def test_start_of_a_gang_is_written_in_two_patches():
     for rank in range(2):
         rig.put(running(rank))
         await rig.reconcile()
+    assert rig.status["state"] == "Scheduling"
     rig.reader.said = training()
-    await rig.reconcile()
-    rig.now = later(1)
     await rig.reconcile()
     assert rig.status["state"] == "Running"
     kinds = [f"{verb} {kind}" for verb, kind, _ in rig.kube.writes() if kind in ("Pod", "GRPOJob")]
     assert kinds == ["create Pod", "create Pod", "patch GRPOJob", "patch GRPOJob"]
+
+
+async def test_state_on_the_way_is_told_when_it_lasts_a_second():
+    rig = Rig(raw_job())
+    await rig.reconcile()
+    for rank in range(2):
+        rig.put(running(rank))
+    for seconds, state in ((5.0, "Scheduling"), (5.9, "Scheduling"), (6.0, "Starting")):
+        rig.now = later(seconds)
+        await rig.reconcile()
+        assert rig.status["state"] == state
 
 
 async def test_decision_waits_for_nothing():

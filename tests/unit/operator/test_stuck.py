@@ -69,7 +69,7 @@ async def test_volume_that_cannot_be_mounted_reaches_status_and_events_within_a_
     assert rig.status["message"].startswith(f"sums-1: {MOUNT}; make the Secret")
     assert "FailedMount" in rig.events()
     rig.put(running(1))
-    for seconds in (1, 2):  # the news of the pod, then what follows from it
+    for seconds in (1, 2):  # a state on the way is told when it lasts
         rig.now = later(STUCK_SECONDS + seconds)
         await rig.reconcile()
     assert rig.status["reason"] == "Starting"
