@@ -130,7 +130,9 @@ class Reconciler:
         if apply.without_progress(made.status) == apply.without_progress(old):
             return self._patched.get(key, -math.inf) + self._settings.progress_interval
         passing = made.status["reason"] in (Reason.WAITING_FOR_SCHEDULER, Reason.STARTING)
-        if made.decides or not passing or old.get("createdAttempt") != made.status.get("createdAttempt"):
+        made_pods = old.get("createdAttempt") != made.status.get("createdAttempt")
+        # Many jobs at once wait in the queue for longer than their pods take to start.
+        if made.decides or not passing or (made_pods and self.queue.depth <= self._settings.workers):
             return now
         return self._differs.setdefault(key, now) + PASSING_SECONDS
 

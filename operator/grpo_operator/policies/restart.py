@@ -69,11 +69,13 @@ def user_fault(pods: list[Object]) -> UserFault | None:
 
 
 def find_loss(pods: list[Object], expected: list[str], gang_was_complete: bool, now: datetime) -> Loss | None:
-    """Why the gang of this attempt cannot go on, or None. `gang_was_complete`: all its pods have existed."""
-    found: list[Loss] = []
+    """Why the gang of this attempt cannot go on, or None. `gang_was_complete`: all its pods have existed.
+
+    Pods are made in the order of their ranks, so that those below the last one that is there have existed too.
+    """
     present = {pod["metadata"]["name"] for pod in pods}
-    if gang_was_complete:
-        found += [Loss(Cause.POD_DELETED, name, f"{name} is gone") for name in expected if name not in present]
+    existed = expected if gang_was_complete else expected[: max(map(podstate.rank_of, pods), default=0)]
+    found = [Loss(Cause.POD_DELETED, name, f"{name} is gone") for name in existed if name not in present]
     silent = [pod for pod in pods if podstate.is_unreachable(pod)]
     in_doubt = any(pod["status"].get("phase") == "Running" and not podstate.has_ended(pod) for pod in pods)
     grace = NODE_GRACE_SECONDS if in_doubt and not silent else PEER_GRACE_SECONDS

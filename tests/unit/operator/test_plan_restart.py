@@ -96,6 +96,12 @@ def test_loss_of_one_pod_restarts_the_whole_gang(lost, cause, counted):
     assert carried_out.status["state"] == "Restarting"
 
 
+def test_pod_that_is_gone_before_the_gang_is_on_record_is_lost_too():
+    """Pods are made in the order of their ranks: rank 0 was there, or rank 1 would not be."""
+    (entry,) = run(raw_job(), running(1)).status["restarts"]
+    assert (entry["cause"], entry["pod"]) == ("PodDeleted", "sums-0")
+
+
 @pytest.mark.parametrize("code", [64, 65, 0])
 def test_exit_codes_that_are_no_loss(code):
     assert run(running_job(), running(0), ended(1, code)).status.get("restarts", []) == []

@@ -53,7 +53,7 @@ def test_children_come_before_the_pods_that_need_them():
 
 def test_only_missing_children_are_made():
     there = [child("ConfigMap", "sums-config"), child("Service", "sums")]
-    assert created(run(raw_job(), pod(1), children=there)) == ["sums-0"]
+    assert created(run(raw_job(), pod(0), children=there)) == ["sums-1"]
     lost = run(running_job(), running(0), running(1), children=there[1:])
     assert created(lost) == ["sums-config"]
 

@@ -184,16 +184,15 @@ async def test_trainer_without_news_is_asked_ever_less_often(heads, phase):
 
 
 async def test_news_make_a_head_asked_often_again(heads):
-    step = 0
+    asked = []
 
     async def count(writer):
-        nonlocal step
-        step += 1
-        await answer(json.dumps({"phase": "training", "progress": {"step": step}}).encode())(writer)
+        asked.append(time.monotonic())
+        await answer(json.dumps({"phase": "training", "progress": {"step": len(asked)}}).encode())(writer)
 
     changed = []
     reader = ProgressReader(0.01, changed.append)
     reader.follow(KEY, await heads.start(count))
-    assert await report_of(reader, ("team", "another"), 2.0) is None
-    assert step > 20  # about a hundred; a head without news is asked a dozen times
-    assert len(changed) == step
+    assert await report_of(reader, ("team", "another"), 1.0) is None
+    assert min(later - earlier for earlier, later in itertools.pairwise(asked) if earlier > asked[0] + 0.5) < 0.15
+    assert len(changed) == len(asked)

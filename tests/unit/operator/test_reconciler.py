@@ -127,6 +127,20 @@ async def test_state_on_the_way_is_told_when_it_lasts_a_second():
         assert rig.status["state"] == state
 
 
+async def test_among_many_jobs_a_gang_that_starts_at_once_costs_one_patch():
+    rig = Rig(raw_job())
+    for number in range(SETTINGS.workers + 1):
+        rig.reconciler.queue.add(("team", f"waits-{number}"))
+    await rig.reconcile()
+    for rank in range(2):
+        rig.put(running(rank))
+    rig.reader.said = training()
+    await rig.reconcile()
+    assert rig.status["state"] == "Running"
+    assert [kind for verb, kind, _ in rig.kube.writes() if verb == "patch"] == ["GRPOJob"]
+    assert rig.events() == ["PodsCreated", "Training"]
+
+
 async def test_decision_waits_for_nothing():
     rig = Rig(raw_job(), running(0), running(1))
     await rig.reconcile()
