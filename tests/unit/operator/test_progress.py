@@ -195,4 +195,4 @@ async def test_news_make_a_head_asked_often_again(heads):
     reader.follow(KEY, await heads.start(count))
     assert await report_of(reader, ("team", "another"), 1.0) is None
     assert min(later - earlier for earlier, later in itertools.pairwise(asked) if earlier > asked[0] + 0.5) < 0.15
-    assert len(changed) == len(asked)
+    assert len(asked) - len(changed) in (0, 1), "the last answer may be on its way"
