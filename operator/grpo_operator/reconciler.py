@@ -25,7 +25,7 @@ DELETE_CHECK_SECONDS = 10.0
 """A watch tells of a deletion long before, unless somebody took our label off the object."""
 MAX_ROUNDS = 5
 PASSING_SECONDS = 1.0
-"""What a gang passes through on its way is written when the status on show has been behind for so long."""
+"""A state that a gang passes through on its way is written when it has lasted for so long."""
 
 EVENTS_BASE_SECONDS, EVENTS_CAP_SECONDS, EVENTS_SPACING_SECONDS = 20.0, 300.0, 0.1
 
@@ -61,7 +61,8 @@ class Reconciler:
         self._next_turn = datetime.min.replace(tzinfo=UTC)
         self._events = events.EventWriter(kube, settings.identity)
         self._patched: dict[Key, float] = {}
-        self._differs: dict[Key, float] = {}
+        self._passing: dict[Key, tuple[str, float]] = {}
+        """The state that is not on show yet, and since when."""
         self.queue = WorkQueue(self.reconcile, settings.workers)
 
     async def reconcile(self, key: Key) -> None:
@@ -91,7 +92,7 @@ class Reconciler:
         if job["metadata"].get("deletionTimestamp"):
             return False
         if made.status == old:
-            self._differs.pop(key, None)
+            self._passing.pop(key, None)
         elif made.decides or observed.create_fault or not made.create:
             due = self._write_at(key, old, made) - self._monotonic()
             if due > 0:
@@ -99,7 +100,7 @@ class Reconciler:
             else:
                 await apply.patch_status(self._kube, self._cache, job, made.status)
                 self._patched[key] = self._monotonic()
-                self._differs.pop(key, None)
+                self._passing.pop(key, None)
                 metrics.count_restart(old, made.status)
                 await self._events.write(job, events.told(old, made.status), now)
         surprised = await apply.delete_all(self._kube, self._cache, made)
@@ -134,7 +135,10 @@ class Reconciler:
         # Many jobs at once wait in the queue for longer than their pods take to start.
         if made.decides or not passing or (made_pods and self.queue.depth <= self._settings.workers):
             return now
-        return self._differs.setdefault(key, now) + PASSING_SECONDS
+        state = made.status["state"]
+        held, since = self._passing.get(key, ("", now))
+        self._passing[key] = (state, since if held == state else now)
+        return self._passing[key][1] + PASSING_SECONDS
 
     async def _ask_why(self, key: Key, pod: Object | None, now: datetime) -> bool:
         """Read the Events of a pod that does not start, then again and again, ever less often. True: there is news."""
@@ -175,7 +179,7 @@ class Reconciler:
     def _forget(self, key: Key) -> None:
         self._faults.pop(key, None)
         self._patched.pop(key, None)
-        self._differs.pop(key, None)
+        self._passing.pop(key, None)
         self._stuck.pop(key, None)
         self._events.forget(key)
         self._reader.follow(key, None)
