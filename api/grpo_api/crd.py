@@ -27,6 +27,7 @@ _COLUMNS = [
     {"name": "Age", "type": "date", "jsonPath": ".metadata.creationTimestamp"},
     {"name": "Reason", "type": "string", "jsonPath": ".status.reason", "priority": 1},
     {"name": "Gang", "type": "string", "jsonPath": ".status.gang.backend", "priority": 1},
+    {"name": "Queue", "type": "string", "jsonPath": ".spec.gangScheduling.queue", "priority": 1},
     {"name": "Tokens/s", "type": "number", "jsonPath": ".status.progress.tokensPerSecond", "priority": 1},
 ]
 

@@ -6,6 +6,7 @@ from grpo_api.batch_plan import batch_faults
 from grpo_api.errors import FieldError, exactly_one
 from grpo_api.pod_faults import pod_faults
 from grpo_api.reward_faults import reward_faults
+from grpo_api.spec import runtime
 from grpo_api.spec.root import GRPOJobSpec
 
 MAX_BYTES = 999_000
@@ -15,7 +16,13 @@ API server takes 1 MiB with its metadata."""
 
 def validate_spec(spec: GRPOJobSpec) -> list[FieldError]:
     """Every fault of a spec whose single fields are in order. CEL refuses most of these at admission already."""
-    return [*_choice_faults(spec), *batch_faults(spec), *reward_faults(spec), *pod_faults(spec)]
+    return [
+        *_choice_faults(spec),
+        *batch_faults(spec),
+        *reward_faults(spec),
+        *pod_faults(spec),
+        *_scheduling_faults(spec),
+    ]
 
 
 def size_faults(spec: GRPOJobSpec) -> list[FieldError]:
@@ -30,6 +37,17 @@ def size_faults(spec: GRPOJobSpec) -> list[FieldError]:
         "move large sources into the image"
     )
     return [FieldError("spec" if not sources else "spec.reward.functions", None, message)]
+
+
+def _scheduling_faults(spec: GRPOJobSpec) -> list[FieldError]:
+    gang, faults = spec.gang_scheduling, []
+    if gang.queue is not None and gang.backend not in runtime.QUEUED_BACKENDS:
+        faults.append(FieldError("spec.gangScheduling.queue", gang.queue, runtime.NO_QUEUE))
+    if gang.queue is None and gang.backend in runtime.QUEUE_NEEDED:
+        faults.append(FieldError("spec.gangScheduling.queue", None, runtime.QUEUE_MISSING))
+    if spec.run_policy.managed_by == runtime.MULTIKUEUE:
+        faults.append(FieldError("spec.runPolicy.managedBy", runtime.MULTIKUEUE, runtime.NO_MULTIKUEUE))
+    return faults
 
 
 def _choice_faults(spec: GRPOJobSpec) -> list[FieldError]:

@@ -5,6 +5,8 @@ from typing import Any
 
 from grpo_api import names
 from grpo_operator.cache import Cache, key_of
+from grpo_operator.gang import kueue
+from grpo_operator.gang.base import Capabilities
 from grpo_operator.kube import Kube, KubeError, Object, kind_of
 from grpo_operator.observe import CreateFault
 from grpo_operator.plan import Plan
@@ -55,15 +57,23 @@ async def delete_all(kube: Kube, cache: Cache, plan: Plan) -> bool:
     return surprised
 
 
-async def force_stuck(kube: Kube, pods: list[Object], now: datetime) -> None:
+async def force_stuck(kube: Kube, pods: list[Object], capabilities: Capabilities, now: datetime) -> None:
     """Pods of a node that does not answer never confirm their deletion; nobody waits for them for ever."""
-    for pod in pods:
+    overdue = [
+        pod
+        for pod in pods
+        if (begun := pod["metadata"].get("deletionTimestamp")) and seconds_since(begun, now) > FORCE_AFTER_SECONDS
+    ]
+    for pod in overdue:
         metadata = pod["metadata"]
-        if (
-            metadata.get("deletionTimestamp")
-            and seconds_since(metadata["deletionTimestamp"], now) > FORCE_AFTER_SECONDS
+        await kube.delete("Pod", metadata["namespace"], metadata["name"], metadata["uid"], grace=0)
+    if (held_by := kueue.holder(pods, capabilities, overdue)) is not None:
+        kind, name = held_by
+        namespace = pods[0]["metadata"]["namespace"]
+        if (found := await kube.get(kind, namespace, name)) is not None and not found["metadata"].get(
+            "deletionTimestamp"
         ):
-            await kube.delete("Pod", metadata["namespace"], metadata["name"], metadata["uid"], grace=0)
+            await kube.delete(kind, namespace, name, found["metadata"]["uid"])
 
 
 async def create_all(kube: Kube, cache: Cache, job: Object, plan: Plan) -> CreateFault | None:

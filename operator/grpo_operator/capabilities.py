@@ -1,17 +1,20 @@
 """What the cluster has for gangs, and what of it the operator's role allows."""
 
 from grpo_operator.gang.base import Capabilities
-from grpo_operator.gang.choice import KINDS
+from grpo_operator.gang.choice import KINDS, READ_KINDS
 from grpo_operator.kube import Kube, resource_of
 
 
 async def discover(kube: Kube, namespaces: tuple[str, ...]) -> Capabilities:
     """`namespaces` are those that the operator watches; none stands for all."""
-    served = {version: await kube.served(version) for version in sorted({resource_of(kind)[0] for kind in KINDS})}
+    served = {
+        version: await kube.served(version) for version in sorted({resource_of(kind)[0] for kind in KINDS | READ_KINDS})
+    }
     kinds = set()
-    for kind in KINDS:
+    for kind in KINDS | READ_KINDS:
         version, plural = resource_of(kind)
-        if plural in served[version] and await _may_all(kube, kind, ("list", "create"), namespaces):
+        verbs = ("list", "create") if kind in KINDS else ("get", "delete")
+        if plural in served[version] and await _may_all(kube, kind, verbs, namespaces):
             kinds.add(kind)
     return Capabilities(kinds=frozenset(kinds))
 

@@ -25,11 +25,13 @@ class Wanted:
     fault: str | None = None
     waiting: Waiting | None = None
     """Why a gang whose pods are all there has no nodes, where its backend knows."""
+    consults: tuple[str, str] | None = None
+    """(kind, name) of another controller's object that says more of that."""
 
 
 def wanted(job: GRPOJob, attempt: int, observed: Observed) -> Wanted:
     pods = [pod for pod in observed.pods if attempt_of(pod) == attempt]
-    gang = Gang(job, attempt, pods, observed.children, observed.told)
+    gang = Gang(job, attempt, pods, observed.children, observed.told, observed.consulted)
     in_use = ((observed.job.get("status") or {}).get("gang") or {}).get("backend") if pods else None
     backend, why = choose(job, observed.capabilities, in_use)
     if backend is None:
@@ -46,7 +48,12 @@ def wanted(job: GRPOJob, attempt: int, observed: Observed) -> Wanted:
         *backend.objects(gang),
         *made_pods,
     ]
-    return Wanted(manifests, {"backend": backend.name, "reason": why}, waiting=backend.waiting(gang))
+    return Wanted(
+        manifests,
+        {"backend": backend.name, "reason": why},
+        waiting=backend.waiting(gang),
+        consults=backend.consults(gang),
+    )
 
 
 def spoiled(manifests: list[Object], observed: Observed) -> list[tuple[str, Object]]:

@@ -34,6 +34,8 @@ class Observed:
     capabilities: Capabilities = field(default_factory=Capabilities)
     told: tuple[str, str] | None = None
     """(reason, message) of the gang's place in the line of `gated` gangs."""
+    consulted: Object | None = None
+    """What another controller last said of the gang while it waited (`GangBackend.consults`)."""
     create_fault: CreateFault | None = None
     default_image: str = ""
     pod_events: dict[str, tuple[str, str]] = field(default_factory=dict)
@@ -47,6 +49,7 @@ def observe(
     head_report: HeadReport | None,
     create_fault: CreateFault | None,
     default_image: str,
+    consulted: Object | None = None,
     pod_events: dict[str, tuple[str, str]] | None = None,
 ) -> Observed | None:
     """The job's state, or None where it does not exist."""
@@ -61,6 +64,7 @@ def observe(
         children={child: item for child, item in children.items() if child[0] != "Pod"},
         head_report=head_report,
         capabilities=cache.capabilities,
+        consulted=consulted,
         create_fault=create_fault,
         default_image=default_image,
         pod_events=pod_events or {},

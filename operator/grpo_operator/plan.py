@@ -51,6 +51,8 @@ class Plan:
     """Plan again as soon as the status is written."""
     stuck: Object | None = None
     """A pod that does not start: its Events may say why."""
+    consult: tuple[str, str] | None = None
+    """(kind, name) of an object that says why the gang waits."""
 
     @property
     def decides(self) -> bool:
@@ -203,6 +205,7 @@ def _go_on(made: Plan, observed: Observed, job: GRPOJob, now: datetime) -> None:
     wanted = children_of.wanted(job, attempt, observed)
     if _make_children(made, observed, wanted, pods, now):
         made.wake(phase.compute(new, observed, pods, total, wanted.waiting, now))
+        made.consult = wanted.consults
         made.stuck, left = problems.stuck_pod(pods, now)
         made.wake(left)
 

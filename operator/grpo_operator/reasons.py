@@ -18,6 +18,8 @@ class Reason(StrEnum):
     ADMISSION_UNAVAILABLE = "AdmissionUnavailable"
     CREATING_PODS = "CreatingPods"
     UNSCHEDULABLE = "Unschedulable"
+    WAITING_FOR_QUOTA = "WaitingForQuota"
+    NOT_MANAGED_BY_KUEUE = "NotManagedByKueue"
     WAITING_FOR_SCHEDULER = "WaitingForScheduler"
     ALL_PODS_SCHEDULED = "AllPodsScheduled"
     STARTING = "Starting"

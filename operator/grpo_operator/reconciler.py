@@ -27,6 +27,7 @@ MAX_ROUNDS = 5
 PASSING_SECONDS = 1.0
 """A state that a gang passes through on its way is written when it has lasted for so long."""
 
+CONSULT_BASE_SECONDS, CONSULT_CAP_SECONDS = 1.0, 60.0
 EVENTS_BASE_SECONDS, EVENTS_CAP_SECONDS, EVENTS_SPACING_SECONDS = 20.0, 300.0, 0.1
 
 logger = logging.getLogger(__name__)
@@ -39,6 +40,16 @@ class StuckPod:
     uid: str
     due: datetime
     told: dict[str, tuple[str, str]] = field(default_factory=dict)
+    asked: int = 0
+
+
+@dataclass
+class Consulted:
+    """What another controller says of a gang that waits, and when it is read again."""
+
+    name: tuple[str, str]
+    due: datetime
+    found: Object | None = None
     asked: int = 0
 
 
@@ -58,6 +69,7 @@ class Reconciler:
         self._monotonic = monotonic
         self._faults: dict[Key, CreateFault] = {}
         self._stuck: dict[Key, StuckPod] = {}
+        self._consulted: dict[Key, Consulted] = {}
         self._next_turn = datetime.min.replace(tzinfo=UTC)
         self._events = events.EventWriter(kube, settings.identity)
         self._patched: dict[Key, float] = {}
@@ -81,6 +93,7 @@ class Reconciler:
             head_report=self._reader.report(key),
             create_fault=self._faults.get(key),
             default_image=self._settings.trainer_image,
+            consulted=self._consulted[key].found if key in self._consulted else None,
             pod_events=self._stuck[key].told if key in self._stuck else None,
         )
         if observed is None:
@@ -106,7 +119,7 @@ class Reconciler:
         surprised = await apply.delete_all(self._kube, self._cache, made)
         if made.delete:
             self.queue.add_after(key, DELETE_CHECK_SECONDS)
-        await apply.force_stuck(self._kube, observed.pods, now)
+        await apply.force_stuck(self._kube, observed.pods, observed.capabilities, now)
         fault = await apply.create_all(self._kube, self._cache, job, made)
         if fault is not None:
             again = self._faults.get(key) != fault
@@ -120,6 +133,7 @@ class Reconciler:
             self.queue.add_after(key, made.wake_after + 0.1)
         self._watch_progress(key, made.status, observed.pods)
         news = await self._ask_why(key, made.stuck, now)
+        news |= await self._consult(key, made.consult, now)
         return made.again or bool(made.create) or surprised or news
 
     def _write_at(self, key: Key, old: Object, made: Plan) -> float:
@@ -161,6 +175,24 @@ class Reconciler:
         before, held.told = held.told, {uid: found} if found else {}
         return held.told != before
 
+    async def _consult(self, key: Key, wanted: tuple[str, str] | None, now: datetime) -> bool:
+        """Read the object that says why a gang waits, then again and again, ever less often. True: there is news."""
+        if wanted is None:
+            self._consulted.pop(key, None)
+            return False
+        held = self._consulted.get(key)
+        if held is None or held.name != wanted:
+            held = self._consulted[key] = Consulted(wanted, now)
+        if (left := (held.due - now).total_seconds()) <= 0:
+            left = min(CONSULT_CAP_SECONDS, CONSULT_BASE_SECONDS * 2**held.asked)
+            held.due, held.asked = now + timedelta(seconds=left), held.asked + 1
+            kind, name = wanted
+            before, held.found = held.found, await self._kube.get(kind, key[0], name)
+            self.queue.add_after(key, left)
+            return (before or {}).get("status") != (held.found or {}).get("status")
+        self.queue.add_after(key, left)
+        return False
+
     def _turn(self, now: datetime, seconds: float) -> datetime:
         """When Events may be read, `seconds` from now at the soonest: the API server looks at all of a namespace."""
         self._next_turn = max(now, self._next_turn) + timedelta(seconds=EVENTS_SPACING_SECONDS)
@@ -181,6 +213,7 @@ class Reconciler:
         self._patched.pop(key, None)
         self._passing.pop(key, None)
         self._stuck.pop(key, None)
+        self._consulted.pop(key, None)
         self._events.forget(key)
         self._reader.follow(key, None)
 

@@ -74,7 +74,7 @@ def test_what_cannot_change_says_what_to_do_instead(plane, job):
             {"activeDeadlineSeconds": 9},
         ):
             plane.apply(job("frozen", runPolicy=policy))
-        for policy in ({"managedBy": "grpo.dev/operator"}, {"managedBy": "kueue.x-k8s.io/multikueue"}):
+        for policy in ({"managedBy": "grpo.dev/operator"}, {"managedBy": "example.com/dispatcher"}):
             with pytest.raises(AssertionError, match="managedBy cannot change after creation"):
                 plane.apply(job("frozen", runPolicy=policy))
     finally:

@@ -159,7 +159,7 @@ def test_checkpoints_count_one_event_up(rig, job, head):  # noqa: F811
 
 
 def test_job_of_another_controller_is_left_alone(rig, job):
-    rig.apply(job("theirs", runPolicy={"managedBy": "kueue.x-k8s.io/multikueue"}))
+    rig.apply(job("theirs", runPolicy={"managedBy": "example.com/dispatcher"}))
     rig.apply(job("ours"))
     rig.wait("the operator at work", lambda: len(rig.items("pods", "ours")) == 2)
     assert (rig.status("theirs"), rig.items("pods", "theirs"), rig.items("configmaps", "theirs")) == ({}, {}, {})

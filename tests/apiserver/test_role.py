@@ -23,9 +23,10 @@ OF_ALL_ACCOUNTS = {("create", "authorization.k8s.io", "selfsubjectaccessreviews"
 CONFLICTS = ("PersistentVolumeClaim", "ConfigMap", "Service", "Workload", "PodGroup", "Pod")
 
 
-def roles_and_bindings():
+def roles_and_bindings(backend="native"):
     command = [str(paths.binary("helm")), "template", "grpo-operator", str(ROOT / "charts" / "grpo-operator")]
-    command += ["-n", NAMESPACE, "-s", "templates/rbac.yaml"]
+    # What the cluster does not serve is not asked for.
+    command += ["-n", NAMESPACE, "-s", "templates/rbac.yaml", "--set", f"rbac.gangBackends={{{backend}}}"]
     text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     mine = [item for item in YAML(typ="safe").load_all(text) if "aggregate" not in json.dumps(item)]
     for item in mine:

@@ -39,19 +39,46 @@ _MANAGER = (
 )
 _MANAGER_RULE = cel(
     f"self.matches('{_MANAGER}')",
-    f"must be a domain and a name, such as kueue.x-k8s.io/multikueue, or {names.CONTROLLER} for this operator",
+    f"must be a domain and a name, such as example.com/dispatcher, or {names.CONTROLLER} for this operator",
 )
+MULTIKUEUE = "kueue.x-k8s.io/multikueue"
+NO_MULTIKUEUE = (
+    "MultiKueue does not know GRPOJobs, so nothing would run the job: leave managedBy out, apply the job in the "
+    "cluster that is to run it, and name a queue there in gangScheduling.queue"
+)
+_MULTIKUEUE_RULE = cel(f"self != '{MULTIKUEUE}'", NO_MULTIKUEUE)
 
 
+QUEUE = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
+_QUEUE_RULE = cel(f"self.matches('{QUEUE}')", "must be the name of a queue, such as team-a")
 _TOPOLOGY_RULE = cel(f"self.matches('{LABEL_KEY}')", "must be a node label's key, such as topology.kubernetes.io/zone")
+
+
+QUEUED_BACKENDS = ("auto", "kueue", "volcano", "kai")
+NO_QUEUE = "only kueue, volcano and kai have queues: remove queue, or set backend to one of them or to auto"
+QUEUE_NEEDED = ("kueue", "kai")
+QUEUE_MISSING = (
+    "is needed by the backends kueue and kai: name the queue, which for kueue is a LocalQueue of the namespace"
+)
+_QUEUE_RULES = (
+    cel(f"!has(self.queue) || self.backend in {list(QUEUED_BACKENDS)}", NO_QUEUE, fieldPath=".queue"),
+    cel(f"has(self.queue) || !(self.backend in {list(QUEUE_NEEDED)})", f"queue {QUEUE_MISSING}"),
+)
 
 
 class GangSchedulingSpec(ApiModel):
     """All pods of the gang are placed, or none. The gang's size is fixed: elastic jobs are out of scope."""
 
-    backend: Literal["auto", "native", "none"] = "auto"
-    """`native`: Workload and PodGroup of Kubernetes 1.37's scheduling.k8s.io/v1beta1. `none`: plain pods. `auto`:
-    native where the cluster serves that API, else none."""
+    model_config = ConfigDict(json_schema_extra=cel_rules(*_QUEUE_RULES))
+    backend: Literal["auto", "native", "kueue", "volcano", "coscheduling", "kai", "none"] = "auto"
+    """`native`: Workload and PodGroup of Kubernetes 1.37's scheduling.k8s.io/v1beta1. `kueue`, `volcano`,
+    `coscheduling` (scheduler-plugins) and `kai`: what these projects install. `none`: plain pods. `auto`: kueue where
+    `queue` is set, else native where the cluster serves that API, else none."""
+    queue: str | None = Field(
+        default=None, min_length=1, max_length=63, pattern=QUEUE, json_schema_extra=cel_rules(_QUEUE_RULE)
+    )
+    """Queue in which the gang waits for its quota: Kueue's LocalQueue in the job's namespace, Volcano's or KAI's Queue.
+    Volcano's `default` where unset."""
     topology_key: str | None = Field(
         default=None, min_length=1, max_length=317, pattern=LABEL_KEY, json_schema_extra=cel_rules(_TOPOLOGY_RULE)
     )
@@ -119,10 +146,14 @@ class RunPolicySpec(ApiModel):
         )
     )
     managed_by: str | None = Field(
-        default=None, min_length=3, max_length=63, pattern=_MANAGER, json_schema_extra=cel_rules(_MANAGER_RULE)
+        default=None,
+        min_length=3,
+        max_length=63,
+        pattern=_MANAGER,
+        json_schema_extra=cel_rules(_MANAGER_RULE, _MULTIKUEUE_RULE),
     )
     """Controller that runs the job, by a domain and a name: with any but `grpo.dev/operator`, such as
-    `kueue.x-k8s.io/multikueue`, this operator leaves the job and its status alone. This operator's where unset."""
+    `example.com/dispatcher`, this operator leaves the job and its status alone. This operator's where unset."""
     suspend: bool = False
     """Delete the pods, keep the claim; false again resumes from the newest checkpoint."""
     max_restarts: int = Field(default=3, ge=0, le=1000)

@@ -65,4 +65,16 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
   resources: [workloads, podgroups]
   verbs: [create, delete, get, list, watch]
 {{- end }}
+{{- if has "kueue" .Values.rbac.gangBackends }}
+- apiGroups: [kueue.x-k8s.io]
+  resources: [workloads]
+  verbs: [delete, get]
+{{- end }}
+{{- range $backend, $group := dict "volcano" "scheduling.volcano.sh" "coscheduling" "scheduling.x-k8s.io" "kai" "scheduling.run.ai" }}
+{{- if has $backend $.Values.rbac.gangBackends }}
+- apiGroups: [{{ $group }}]
+  resources: [podgroups]
+  verbs: [create, delete, get, list, watch]
+{{- end }}
+{{- end }}
 {{- end }}

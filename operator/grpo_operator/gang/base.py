@@ -37,6 +37,8 @@ class Gang:
     """The job's other children, gang objects among them, by (kind, name)."""
     told: tuple[str, str] | None = None
     """(reason, message) of the line in which `gated` gangs wait; of no concern to other backends."""
+    consulted: Object | None = None
+    """What `GangBackend.consults` names, as it was last read."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,14 @@ class GangBackend:
     them, and deleted after the gang's last pod when the job ends or is suspended, or when an attempt needs them no
     more."""
 
+    reads: ClassVar[tuple[str, ...]] = ()
+    """Full names of kinds that another controller makes for the gang, in all API versions that it speaks: read, and
+    where they hold pods deleted, by name; not watched."""
+    has_queues: ClassVar[bool] = False
+    """Whether it knows `gangScheduling.queue`."""
+    automatic: ClassVar[bool] = True
+    """Whether `auto` may take it: not where discovery cannot tell that its scheduler runs, and by what name."""
+
     def __init__(self, capabilities: Capabilities) -> None:
         self.capabilities = capabilities
 
@@ -77,6 +87,10 @@ class GangBackend:
     def decorate(self, pod: Object, gang: Gang) -> Object:
         """The pod as a member of its gang."""
         return pod
+
+    def consults(self, gang: Gang) -> tuple[str, str] | None:
+        """(kind, name) of the object of `reads` that says why the gang waits; it is read now and then while it does."""
+        return None
 
     def waiting(self, gang: Gang) -> Waiting | None:
         """Why the gang waits, from its objects and pods; None where its pods' own conditions say enough.

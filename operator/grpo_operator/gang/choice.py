@@ -2,13 +2,22 @@
 
 from grpo_api.job import GRPOJob
 from grpo_operator.gang.base import Capabilities, GangBackend
+from grpo_operator.gang.coscheduling import CoschedulingGang
+from grpo_operator.gang.kai import KaiGang
+from grpo_operator.gang.kueue import KueueGang
 from grpo_operator.gang.native import NativeGang
 from grpo_operator.gang.none import NoGang
+from grpo_operator.gang.volcano import VolcanoGang
 
-BACKENDS: dict[str, type[GangBackend]] = {backend.name: backend for backend in (NativeGang, NoGang)}
-"""By the name in `gangScheduling.backend`; `auto` takes the first that does not refuse the job."""
+BACKENDS: dict[str, type[GangBackend]] = {
+    backend.name: backend for backend in (KueueGang, NativeGang, VolcanoGang, CoschedulingGang, KaiGang, NoGang)
+}
+"""By the name in `gangScheduling.backend`; `auto` takes the first that does not refuse the job, of those with queues
+where the job names one and of the others where it does not."""
 KINDS = frozenset(kind for backend in BACKENDS.values() for kind in backend.kinds)
 """Every kind that a backend makes."""
+READ_KINDS = frozenset(kind for backend in BACKENDS.values() for kind in backend.reads)
+"""Every kind that another controller makes for a backend's gangs."""
 
 
 def choose(job: GRPOJob, capabilities: Capabilities, in_use: str | None = None) -> tuple[GangBackend | None, str]:
@@ -28,7 +37,8 @@ def choose(job: GRPOJob, capabilities: Capabilities, in_use: str | None = None) 
             return None, f"gangScheduling.backend is {asked}, but {refused}"
         return backend, "asked for in gangScheduling.backend"
     refused = None
-    for backend in (kind(capabilities) for kind in BACKENDS.values()):
+    queued = job.spec.gang_scheduling.queue is not None
+    for backend in (kind(capabilities) for kind in BACKENDS.values() if kind.automatic and kind.has_queues is queued):
         if (refused := backend.refusal(job)) is None:
             return backend, backend.reason()
     return None, f"gangScheduling.backend is auto, but {refused}"

@@ -16,6 +16,10 @@ def pod_group_name(job: GRPOJob, attempt: int) -> str:
     return f"{job.name}-{attempt}"
 
 
+def attempt_labels(attempt: int) -> dict[str, str]:
+    return {names.LABEL_ATTEMPT: str(attempt)}
+
+
 class NativeGang(GangBackend):
     name = "native"
     kinds = (full_kind(API_VERSION, "Workload"), full_kind(API_VERSION, "PodGroup"))
@@ -56,9 +60,7 @@ class NativeGang(GangBackend):
             {
                 "apiVersion": API_VERSION,
                 "kind": "PodGroup",
-                "metadata": metadata(
-                    job, pod_group_name(job, gang.attempt), more_labels={names.LABEL_ATTEMPT: str(gang.attempt)}
-                ),
+                "metadata": metadata(job, pod_group_name(job, gang.attempt), more_labels=attempt_labels(gang.attempt)),
                 "spec": {
                     "workloadRef": {"workloadName": job.name, "templateName": TEMPLATE},
                     **template,

@@ -132,15 +132,22 @@ _add("case", {"checkpoint.resume": "auto"}, "spec.checkpoint.resume", '"auto"', 
 _add("loss-mode", {"actor.lossAggMode": "token_mean"}, "spec.actor.lossAggMode", '"token_mean"',
      "did you mean token-mean?", admission=('"token_mean"', '"token-mean"'))
 _add("managed-by-word", {"runPolicy.managedBy": "multikueue"}, "spec.runPolicy.managedBy", '"multikueue"',
-     "a domain and a name", "kueue.x-k8s.io/multikueue", admission=("a domain and a name", "grpo.dev/operator"))
+     "a domain and a name", "example.com/dispatcher", admission=("a domain and a name", "grpo.dev/operator"))
+_add("multikueue", {"runPolicy.managedBy": "kueue.x-k8s.io/multikueue"}, "spec.runPolicy.managedBy",
+     "MultiKueue does not know GRPOJobs", "gangScheduling.queue", admission=("MultiKueue does not know GRPOJobs",))
+_add("queue-without-queues", {"gangScheduling.backend": "native", "gangScheduling.queue": "team-a"},
+     "spec.gangScheduling.queue", '"team-a"', "only kueue, volcano and kai", admission=("only kueue, volcano and kai",))
+_add("kueue-without-queue", {"gangScheduling.backend": "kueue"}, "spec.gangScheduling.queue", "LocalQueue",
+     admission=("LocalQueue",))
+_add("queue-name", {"gangScheduling.queue": "Team A"}, "spec.gangScheduling.queue", '"Team A"', admission=("team-a",))
 _add("managed-by-case", {"runPolicy.managedBy": "Kueue.x-k8s.io/multikueue"}, "spec.runPolicy.managedBy",
      "a domain and a name", admission=("a domain and a name",))
 _add("managed-by-long", {"runPolicy.managedBy": "x.io/" + "a" * 60}, "spec.runPolicy.managedBy", "at most 63",
      admission=("63",))
 _add("clean-none", {"runPolicy.cleanPodPolicy": "Never"}, "spec.runPolicy.cleanPodPolicy", '"Never"',
      "Running, All, None", admission=('"Never"', '"None"'))
-_add("backend", {"gangScheduling.backend": "kueue"}, "spec.gangScheduling.backend", '"kueue"', "auto, native, none",
-     admission=('"kueue"', '"auto", "native", "none"'))
+_add("backend", {"gangScheduling.backend": "yunikorn"}, "spec.gangScheduling.backend", '"yunikorn"', "auto, native",
+     admission=('"yunikorn"', '"auto", "native"'))
 _add("topology-key", {"gangScheduling.topologyKey": "Zone A"}, "spec.gangScheduling.topologyKey", '"Zone A"',
      admission=("topology.kubernetes.io/zone",))
 _add("topology-mode", {"gangScheduling.topologyMode": "required"}, "spec.gangScheduling.topologyMode", '"required"',

@@ -95,8 +95,8 @@ CASES = {
         "values).",
     ),
     "another controller's": (
-        Facts(job(policy={"managedBy": "kueue.x-k8s.io/multikueue"})),
-        "sums is given to another controller, kueue.x-k8s.io/multikueue (runPolicy.managedBy). Look there.",
+        Facts(job(policy={"managedBy": "example.com/dispatcher"})),
+        "sums is given to another controller, example.com/dispatcher (runPolicy.managedBy). Look there.",
     ),
     "a quota": (
         Facts(job("Pending", "QuotaExceeded", "Pod sums-1: exceeded quota"), pods=[pod(0, "a", phase="Running")]),

@@ -211,7 +211,7 @@ def test_gang_object_that_is_going_is_not_deleted_again():
 @pytest.mark.parametrize("before", [{}, {"state": "Succeeded", "completionTime": "2020-01-01T00:00:00Z"}])
 def test_job_of_another_controller_is_left_alone(before):
     """KEP-4368: who is not named in managedBy writes neither children nor status."""
-    policy = {"managedBy": "kueue.x-k8s.io/multikueue", "ttlSecondsAfterFinished": 1, "suspend": True}
+    policy = {"managedBy": "example.com/dispatcher", "ttlSecondsAfterFinished": 1, "suspend": True}
     for job in (raw_job(runPolicy=policy, status=before), raw_job(runPolicy=policy, rollout={"n": 1}, status=before)):
         made = run(job, running(0), ended(1, 1))
         assert (made.status, made.create, made.delete, made.wake_after) == (before, [], [], None)
