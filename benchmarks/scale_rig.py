@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import quote
 
 import aiohttp
@@ -20,40 +20,15 @@ import aiohttp
 from grpo_api import names
 from grpo_api.crd import crd
 from grpo_api.status import HeadReport, Progress, percent
-from local_cluster import go, paths
 from local_cluster.control_plane import ControlPlane, free_ports
+from local_cluster.module_program import ModuleProgram
 
 Object = dict[str, Any]
 
 
-class GoProgram(NamedTuple):
-    """A program of a Go module; the module's own go.mod pins what it needs."""
-
-    module: str
-    version: str
-    package: str
-
-    def binary(self) -> Path:
-        """Its path; built the first time."""
-        name = self.package.rsplit("/", 1)[-1]
-        directory = paths.cache_dir() / "benchmark-bin" / f"{name}-{self.version}"
-        if not (directory / name).is_file():
-            print(f"Building {name} {self.version} (once; a few minutes) ...", flush=True)
-            environment = go.build_environment() | {"GOBIN": str(directory)}
-            command = [go.go_command(), "install", "-trimpath", f"{self.package}@{self.version}"]
-            subprocess.run(command, env=environment, cwd="/", check=True)
-        return directory / name
-
-    def source(self) -> Path:
-        """Where its module lies, fetched where it does not."""
-        command = [go.go_command(), "mod", "download", "-json", f"{self.module}@{self.version}"]
-        told = subprocess.run(command, env=go.build_environment(), cwd="/", check=True, capture_output=True, text=True)
-        return Path(json.loads(told.stdout)["Dir"])
-
-
-KWOK = GoProgram("sigs.k8s.io/kwok", "v0.8.0", "sigs.k8s.io/kwok/cmd/kwok")
+KWOK = ModuleProgram("sigs.k8s.io/kwok", "v0.8.0", "sigs.k8s.io/kwok/cmd/kwok")
 _RAY_OPERATOR = "github.com/ray-project/kuberay/ray-operator"
-KUBERAY = GoProgram(_RAY_OPERATOR, "v1.5.0", _RAY_OPERATOR)
+KUBERAY = ModuleProgram(_RAY_OPERATOR, "v1.5.0", _RAY_OPERATOR)
 KWOK_STAGES = (
     "node/fast/node-initialize.yaml",
     "node/heartbeat-with-lease/node-heartbeat-with-lease.yaml",

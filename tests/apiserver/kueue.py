@@ -54,7 +54,7 @@ class Kueue:
         """The chart's objects but its Deployment; and the manager's configuration as a file."""
         helm = [str(paths.binary("helm")), "template", "kueue", str(KUEUE.source() / "charts" / "kueue")]
         text = subprocess.run([*helm, "-n", NAMESPACE], capture_output=True, text=True, check=True).stdout
-        items = [item for item in YAML(typ="safe").load_all(text) if item and item["kind"] not in SKIPPED]
+        items = [item for item in YAML(typ="safe").load_all(text) if item and _is_needed(item)]
         for item in items:
             for webhook in item.get("webhooks", []):
                 webhook["clientConfig"]["service"]["port"] = self._webhook
@@ -65,10 +65,10 @@ class Kueue:
             if item["kind"] == "ConfigMap":
                 configuration = YAML(typ="safe").load(item["data"]["controller_manager_config.yaml"]) | self._changes
                 (self.directory / "kueue.json").write_text(json.dumps(configuration))
-        named: Object = {"apiVersion": "v1", "metadata": {"namespace": NAMESPACE, "name": SERVICE}}
-        external = {"type": "ExternalName", "externalName": "localhost"}
-        first = [{"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}]
-        self._kubectl("create", "-f", "-", stdin=_list([*first, *items, named | {"kind": "Service", "spec": external}]))
+        first = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}
+        last: Object = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": SERVICE, "namespace": NAMESPACE}}
+        last["spec"] = {"type": "ExternalName", "externalName": "localhost"}
+        self._kubectl("create", "--validate=false", "-f", "-", stdin=_list([first, *items, last]))
 
     def start(self) -> None:
         """Returns once its webhooks answer."""
@@ -102,6 +102,12 @@ class Kueue:
     def _kubectl(self, *arguments: str, stdin: str | None = None) -> str:
         command = [str(paths.binary("kubectl")), "--kubeconfig", str(self.plane.kubeconfig), *arguments]
         return subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=120, check=True).stdout
+
+
+def _is_needed(item: Object) -> bool:
+    """Not what a kubelet would run or reach, nor the roles that Kueue's users get."""
+    users_role = item["kind"] == "ClusterRole" and item["metadata"]["name"].endswith(("-editor-role", "-viewer-role"))
+    return item["kind"] not in SKIPPED and not users_role
 
 
 def _groups(webhook: Object) -> set[str]:

@@ -9,7 +9,7 @@ from ruamel.yaml import YAML
 
 from grpo_api import names
 from grpo_api.crd import crd
-from grpo_operator.gang.choice import BACKENDS, KINDS
+from grpo_operator.gang.choice import BACKENDS, KINDS, READ_KINDS
 from grpo_operator.handlers import WATCHED_CHILDREN
 from grpo_operator.kube import RESOURCES, resource_of
 from grpo_operator.settings import Settings
@@ -86,12 +86,13 @@ def granted(role):
     return rules
 
 
-def needed(gang_kinds=KINDS):
+def needed(gang_kinds=KINDS, read_kinds=READ_KINDS):
     """From the operator's own lists: what it watches, creates as a child, and deletes."""
     verbs = {
         kind: {"create", "get", "list", "watch"} | ({"delete"} if kind in ("Pod", "Service", *gang_kinds) else set())
         for kind in (*WATCHED_CHILDREN, *gang_kinds)
     }
+    verbs |= {kind: {"delete", "get"} for kind in read_kinds}
     verbs |= {names.KIND: {"delete", "list", "watch"}, "Event": {"create", "list", "patch"}}
     rules = {(names.GROUP, f"{names.PLURAL}/status", "patch")}
     for kind, wanted in verbs.items():
@@ -107,11 +108,12 @@ def test_role_over_all_namespaces_is_exactly_what_the_operator_needs(tmp_path):
     assert environment(objects)["GRPO_WATCH_NAMESPACES"] == ""
 
 
-@pytest.mark.parametrize("backend", [name for name, backend in BACKENDS.items() if backend.kinds])
+@pytest.mark.parametrize("backend", [name for name, backend in BACKENDS.items() if backend.kinds or backend.reads])
 def test_role_lets_go_of_a_backend_that_is_not_wanted(backend, tmp_path):
     others = [name for name in BACKENDS if name not in (backend, "none")]
     role = only(render(tmp_path, {"rbac": {"gangBackends": others}}), "ClusterRole", "grpo-operator")
-    assert granted(role) == needed({kind for name in others for kind in BACKENDS[name].kinds})
+    made, read = ({kind for name in others for kind in getattr(BACKENDS[name], field)} for field in ("kinds", "reads"))
+    assert granted(role) == needed(made, read)
 
 
 def test_watched_namespaces_get_roles_and_nothing_is_cluster_wide(tmp_path):

@@ -10,6 +10,7 @@ from grpo_operator.kube import KubeError
 from grpo_operator.plan import Plan
 from tests.unit.operator.fake_kube import FakeKube, merge_patch
 from tests.unit.operator.operator_support import (
+    NOTHING,
     child,
     deleting,
     later,
@@ -72,7 +73,7 @@ async def test_pod_that_does_not_go_is_forced(seconds, forced):
     if seconds is not None:
         pod["metadata"]["deletionTimestamp"] = rfc3339(later(-seconds))
     kube = FakeKube(pod)
-    await apply.force_stuck(kube, [pod], later(0))
+    await apply.force_stuck(kube, [pod], NOTHING, later(0))
     assert kube.writes() == ([("delete", "Pod", "sums-0", "grace=0")] if forced else [])
 
 
