@@ -10,13 +10,15 @@ async def discover(kube: Kube, namespaces: tuple[str, ...]) -> Capabilities:
     served = {
         version: await kube.served(version) for version in sorted({resource_of(kind)[0] for kind in KINDS | READ_KINDS})
     }
-    kinds = set()
-    for kind in KINDS | READ_KINDS:
-        version, plural = resource_of(kind)
-        verbs = ("list", "create") if kind in KINDS else ("get", "delete")
-        if plural in served[version] and await _may_all(kube, kind, verbs, namespaces):
-            kinds.add(kind)
-    return Capabilities(kinds=frozenset(kinds))
+
+    async def found(kinds: frozenset[str], verbs: tuple[str, ...]) -> frozenset[str]:
+        there = {kind for kind in kinds if resource_of(kind)[1] in served[resource_of(kind)[0]]}
+        return frozenset({kind for kind in there if await _may_all(kube, kind, verbs, namespaces)})
+
+    return Capabilities(
+        kinds=await found(KINDS, ("list", "create")),
+        reads=await found(READ_KINDS, ("get", "delete")),
+    )
 
 
 async def _may_all(kube: Kube, kind: str, verbs: tuple[str, ...], namespaces: tuple[str, ...]) -> bool:

@@ -79,7 +79,7 @@ class Operator:
         await self.resync.run()
         logger.info(
             "leads; kinds for gangs: %s; namespaces: %s",
-            ", ".join(sorted(self.cache.capabilities.kinds)) or "none",
+            ", ".join(sorted(self.cache.capabilities.kinds | self.cache.capabilities.reads)) or "none",
             ", ".join(self.settings.namespaces) or "all",
         )
         registry = make_registry(self.cache, self.reconciler.queue, self.resync.health)

@@ -17,12 +17,14 @@ class Capabilities:
     """What the cluster has and the operator's role allows, found by discovery (`capabilities.discover`)."""
 
     kinds: frozenset[str] = frozenset()
-    """Kinds of gang backends, by their full names (`kube.kind_of`)."""
+    """Kinds that gang backends make, by their full names (`kube.kind_of`); these are watched."""
+    reads: frozenset[str] = frozenset()
+    """Kinds that other controllers make for gangs."""
     sees_cluster: bool = False
     """The operator watches all nodes and all pods of the cluster, and may patch pods."""
 
     def has(self, *kinds: str) -> bool:
-        return self.kinds.issuperset(kinds)
+        return (self.kinds | self.reads).issuperset(kinds)
 
 
 @dataclass(frozen=True)

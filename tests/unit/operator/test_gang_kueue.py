@@ -26,7 +26,7 @@ from tests.unit.operator.test_gang_choice import Cluster
 from tests.unit.operator.test_reconciler import Rig
 
 WORKLOADS = "Workload.v1beta2.kueue.x-k8s.io"
-KUEUE = Capabilities(kinds=frozenset({WORKLOADS, *NATIVE.kinds}))
+KUEUE = Capabilities(kinds=NATIVE.kinds, reads=frozenset({WORKLOADS}))
 QUEUED = {"backend": "auto", "queue": "team-a"}
 GROUP = "sums-0-1111"
 GATE = {"name": "kueue.x-k8s.io/admission"}
@@ -116,7 +116,7 @@ def test_auto_takes_kueue_where_the_job_names_a_queue():
 
     assert choice(KUEUE)[0] == "native"
     assert choice(KUEUE, queue="team-a")[0] == "kueue"
-    assert choice(Capabilities(kinds=frozenset({"Workload.v1beta1.kueue.x-k8s.io"})), queue="team-a")[0] == "kueue"
+    assert choice(Capabilities(reads=frozenset({"Workload.v1beta1.kueue.x-k8s.io"})), queue="team-a")[0] == "kueue"
     for scheduling in ({"queue": "team-a"}, {"backend": "kueue", "queue": "team-a"}):
         backend, why = choice(NATIVE, **scheduling)
         assert backend is None, "a quota that nothing keeps would be no quota"
@@ -209,8 +209,8 @@ async def test_workload_of_pods_that_do_not_go_is_deleted():
 @pytest.mark.parametrize("missing", ["get", "delete"])
 async def test_kueue_is_not_there_for_a_role_that_lacks_a_verb(missing):
     allowed = await discover(Cluster({WORKLOADS}, lambda verb, *_: verb in ("get", "delete")), ())
-    assert allowed.kinds == {WORKLOADS}
-    assert not (await discover(Cluster({WORKLOADS}, lambda verb, *_: verb != missing), ())).kinds
+    assert (allowed.reads, allowed.kinds) == ({WORKLOADS}, frozenset()), "nothing of it is watched"
+    assert not (await discover(Cluster({WORKLOADS}, lambda verb, *_: verb != missing), ())).reads
 
 
 async def test_kueues_words_are_read_ever_less_often_and_only_while_the_gang_waits():
