@@ -105,12 +105,12 @@ def plane(tmp_path_factory):
     made = ControlPlane(directory, extra={**FLAGS, "kube-apiserver": [*FLAGS["kube-apiserver"], *audit]})
     made.start()
     rig = KueueRig(made, directory)
+    rig.record.start()
+    rig.kubelet.start()
     try:
         rig.apply(crd())
         rig.kueue.install()
         rig.kueue.start()
-        rig.record.start()
-        rig.kubelet.start()
         for node in rig.nodes:
             rig.kubectl("label", "node", node, "pool=reserved")
         rig.apply(kueue("ResourceFlavor", "reserved", {"nodeLabels": FLAVOR}))

@@ -61,8 +61,17 @@ QUEUE_MISSING = (
     "is needed by the backends kueue and kai: name the queue, which for kueue is a LocalQueue of the namespace"
 )
 _QUEUE_RULES = (
-    cel(f"!has(self.queue) || self.backend in {list(QUEUED_BACKENDS)}", NO_QUEUE, fieldPath=".queue"),
-    cel(f"has(self.queue) || !(self.backend in {list(QUEUE_NEEDED)})", f"queue {QUEUE_MISSING}"),
+    # Rules are tried on the section's own default too, an empty object.
+    cel(
+        f"!has(self.queue) || !has(self.backend) || self.backend in {list(QUEUED_BACKENDS)}",
+        NO_QUEUE,
+        fieldPath=".queue",
+    ),
+    cel(
+        f"has(self.queue) || !has(self.backend) || !(self.backend in {list(QUEUE_NEEDED)})",
+        QUEUE_MISSING,
+        fieldPath=".queue",
+    ),
 )
 
 
