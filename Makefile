@@ -80,6 +80,7 @@ images: ## Build both images and load them into the local cluster
 .PHONY: apiserver
 apiserver: setup ## Tests against a real API server, scheduler and controller-manager
 	@python3 -m local_cluster.packages tests
+	@$(RUN) python -m tests.apiserver.kueue
 	@$(RUN) python -m pytest $(RERUN) tests/apiserver tests/cluster tests/chart
 
 .PHONY: chaos

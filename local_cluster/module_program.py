@@ -21,13 +21,12 @@ class ModuleProgram(NamedTuple):
     def binary(self) -> Path:
         """Its path; built the first time."""
         name = self.package.rsplit("/", 1)[-1]
-        directory = paths.cache_dir() / "module-bin" / f"{name}-{self.version}"
-        if not (directory / name).is_file():
-            directory.mkdir(parents=True, exist_ok=True)
-            with locked(directory / "build.lock", f"another build of {name}"):
-                if not (directory / name).is_file():
-                    self._build(directory / name)
-        return directory / name
+        path = paths.cache_dir() / "module-bin" / f"{name}-{self.version}" / name
+        if not path.is_file():
+            with locked(paths.cache_dir() / "build.lock", "another build of programs"):
+                if not path.is_file():
+                    self._build(path)
+        return path
 
     def source(self) -> Path:
         """Where its module lies, fetched where it does not."""
@@ -36,6 +35,7 @@ class ModuleProgram(NamedTuple):
         return Path(json.loads(told.stdout)["Dir"])
 
     def _build(self, target: Path) -> None:
+        target.parent.mkdir(parents=True, exist_ok=True)
         print(f"Building {target.name} {self.version} (once; a few minutes) ...", flush=True)
         # Flags as for the cluster's own programs: the modules that both use at the same version compile once.
         flags = [flag for flag in components.COMPILE_FLAGS if flag != components.TAGS]

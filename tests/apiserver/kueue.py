@@ -116,3 +116,7 @@ def _groups(webhook: Object) -> set[str]:
 
 def _list(items: list[Object]) -> str:
     return json.dumps({"apiVersion": "v1", "kind": "List", "items": items})
+
+
+if __name__ == "__main__":  # before the tests, each of which has a few minutes only
+    KUEUE.binary()
