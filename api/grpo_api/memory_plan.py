@@ -15,6 +15,7 @@ from grpo_api.batch_plan import make_batch_plan
 from grpo_api.errors import FieldError
 from grpo_api.model_shape import ModelShape
 from grpo_api.quantity import QUANTITY_PATTERN, amount
+from grpo_api.spec.model_data import LoraSpec
 from grpo_api.spec.root import GRPOJobSpec
 
 MIB, GIB = 2**20, 2**30
@@ -47,14 +48,16 @@ class MemoryPlan(ApiModel):
     """Of the model, a tied embedding counted once."""
     gpu_bytes: int
     """Memory of the GPU."""
+    trained_parameters: int
+    """All of them, or those of the adapters with `model.lora`."""
     weights_bytes: int
-    """float32 weights / GPUs."""
+    """float32 weights, adapters included, / GPUs."""
     optimizer_bytes: int
-    """Adam's two float32 moments / GPUs."""
+    """Adam's two float32 moments of what is trained / GPUs."""
     reference_bytes: int
-    """float32 weights of the reference model / GPUs, with `actor.useKlLoss`."""
+    """float32 weights of the reference model / GPUs, with `actor.useKlLoss`; 0 with `model.lora`, whose base it is."""
     gradients_bytes: int
-    """float32 gradients: sharded, or whole without `actor.fsdp.reshardAfterForward`."""
+    """float32 gradients of what is trained: sharded, or whole without `actor.fsdp.reshardAfterForward`."""
     gathered_bytes: int
     """Whole parameters in `model.dtype` that stay gathered from one optimizer step to the next; 0 with resharding."""
     activations_bytes: int
@@ -90,8 +93,11 @@ def make_memory_plan(spec: GRPOJobSpec, shape: ModelShape, gpu: int) -> MemoryPl
     """The estimate for GPUs of `gpu` bytes. Raises InvalidJobError where the batch sizes do not fit each other."""
     plan = make_batch_plan(spec)
     whole, number = shape.parameters, _number_bytes(spec.model.dtype)
-    shard = _FLOAT32 * whole // plan.gpus
-    gathered = 0 if spec.actor.fsdp.reshard_after_forward else number * whole
+    lora = spec.model.lora
+    trained = whole if lora is None else lora_parameters(lora, shape)
+    adapters = 0 if lora is None else trained
+    weights, shard = _FLOAT32 * (whole + adapters) // plan.gpus, _FLOAT32 * trained // plan.gpus
+    gathered = 0 if spec.actor.fsdp.reshard_after_forward else number * (whole + adapters)
     tp = spec.rollout.tensor_model_parallel_size
     engine_weights = number * whole // tp
     if spec.rollout.engine == "hf":  # it never sleeps
@@ -101,14 +107,15 @@ def make_memory_plan(spec: GRPOJobSpec, shape: ModelShape, gpu: int) -> MemoryPl
     else:
         engine = int(spec.rollout.gpu_memory_utilization * gpu)
     kept = engine if spec.rollout.engine == "hf" else 0
-    reference = shard if spec.has_reference else 0
-    gradients = shard if not gathered else _FLOAT32 * whole
+    reference = weights if spec.has_reference and lora is None else 0
+    gradients = shard if not gathered else _FLOAT32 * trained
     activations = activation_bytes(spec, shape)
-    standing = 3 * shard + reference + gathered + OVERHEAD_BYTES
+    standing = weights + 2 * shard + reference + gathered + OVERHEAD_BYTES
     return MemoryPlan(
         parameters=whole,
+        trained_parameters=trained,
         gpu_bytes=gpu,
-        weights_bytes=shard,
+        weights_bytes=weights,
         optimizer_bytes=2 * shard,
         reference_bytes=reference,
         gradients_bytes=gradients,
@@ -121,6 +128,24 @@ def make_memory_plan(spec: GRPOJobSpec, shape: ModelShape, gpu: int) -> MemoryPl
         rollout_bytes=standing + engine,
         update_bytes=standing + kept + gradients + activations,
     )
+
+
+def lora_parameters(lora: LoraSpec, shape: ModelShape) -> int:
+    """Of all adapters: rank x (inputs + outputs) of each chosen matrix. A name that the Llama family does not have
+    counts as its largest matrix."""
+    hidden, queries, keys = shape.hidden, shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    sizes = {
+        "q_proj": hidden + queries,
+        "k_proj": hidden + keys,
+        "v_proj": hidden + keys,
+        "o_proj": queries + hidden,
+        "gate_proj": hidden + shape.intermediate,
+        "up_proj": hidden + shape.intermediate,
+        "down_proj": shape.intermediate + hidden,
+    }
+    targets = list(sizes) if lora.target_modules == ["all-linear"] else lora.target_modules
+    largest = max(sizes.values())
+    return lora.rank * shape.layers * sum(sizes.get(name, largest) for name in targets)
 
 
 def _number_bytes(dtype: Literal["float32", "bfloat16"]) -> int:
@@ -202,9 +227,11 @@ def _fewer_bytes(spec: GRPOJobSpec) -> str:
     ways = ["shard over more GPUs (trainer.nnodes, trainer.nGpusPerNode)"]
     if not spec.actor.fsdp.reshard_after_forward:
         ways.append("set actor.fsdp.reshardAfterForward to true")
-    if spec.has_reference:
+    if spec.has_reference and spec.model.lora is None:
         users = {"actor.useKlLoss": spec.actor.use_kl_loss, "algorithm.useKlInReward": spec.algorithm.use_kl_in_reward}
         ways.append(f"do without {' and '.join(name for name, used in users.items() if used)}")
+    if spec.model.lora is None:
+        ways.append("train adapters alone (model.lora)")
     return ", or ".join(ways)
 
 

@@ -44,12 +44,13 @@ def memory_table(spec: GRPOJobSpec, memory: MemoryPlan) -> Table:
     gpus = spec.trainer.nnodes * spec.trainer.n_gpus_per_node
     tp, dtype = spec.rollout.tensor_model_parallel_size, spec.model.dtype
     sharded = f"{memory.parameters / 1e9:.2f}e9 parameters, float32, / {gpus} GPUs"
+    trained = f" of {memory.trained_parameters / 1e6:.1f}e6 adapter parameters" if spec.model.lora else ""
     micro = spec.actor.ppo_micro_batch_size_per_gpu
     cut = "ppoMicroBatchSizePerGpu" if micro else "ppoMaxTokenLenPerGpu"
     share = f"rollout.gpuMemoryUtilization {spec.rollout.gpu_memory_utilization:g} of the GPU"
     rows: list[tuple[str, int, str]] = [
         ("weights", memory.weights_bytes, sharded),
-        ("optimizer", memory.optimizer_bytes, "Adam's two moments, likewise"),
+        ("optimizer", memory.optimizer_bytes, f"Adam's two moments{trained}, likewise"),
         ("reference", memory.reference_bytes, "for a KL in loss or reward, likewise"),
         ("gathered weights", memory.gathered_bytes, f"actor.fsdp.reshardAfterForward is false; {dtype}"),
         ("libraries", memory.overhead_bytes, "CUDA, NCCL, what a sleeping engine keeps"),

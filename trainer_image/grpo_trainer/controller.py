@@ -179,12 +179,11 @@ class Controller:
             with step.phase("ref"):
                 self._log_probs(mini_batches, "ref_log_probs", reference=True)
         reward_kl = self._set_advantages(samples, result)
-        if on_policy:
-            for sample in samples:
-                sample.old_log_probs = None  # the update's own, so that the ratio is exactly 1
         with step.phase("update"):
             updates = [
-                gang.each("update", by_rank)[0] for _ in range(spec.actor.ppo_epochs) for by_rank in mini_batches
+                gang.each("update", by_rank, on_policy=(epoch, number) == (0, 0))[0]
+                for epoch in range(spec.actor.ppo_epochs)
+                for number, by_rank in enumerate(mini_batches)
             ]
         with step.phase("sync"):
             gang.all("sync")

@@ -31,6 +31,7 @@ def check_model(spec: GRPOJobSpec) -> int:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     from grpo_trainer.logprobs import PolicyModel
+    from grpo_trainer.lora import add_lora
     from grpo_trainer.workers.model_loading import decoder_layers
 
     model = spec.model
@@ -50,7 +51,9 @@ def check_model(spec: GRPOJobSpec) -> int:
         message = f"model.path {model.path!r} ({type(config).__name__}) is no causal language model: {error}"
         raise UserInputError("ModelNotLoaded", message) from error
     PolicyModel(lm, temperature=spec.rollout.temperature)
-    decoder_layers(lm)
+    layers = decoder_layers(lm)
+    if model.lora is not None:
+        add_lora(lm, layers, model.lora)
     return int(lm.get_input_embeddings().num_embeddings)
 
 

@@ -7,6 +7,18 @@ from pydantic import ConfigDict, Field
 from grpo_api.base import ApiModel, FreeObject, Path, ShortText, cel, cel_rules, exactly_one
 
 
+class LoraSpec(ApiModel):
+    """Low-rank adapters: the model's own weights stay as they are, and two small matrices beside each chosen one learn.
+    There is no dropout: old and new log-probabilities must come from the same function."""
+
+    rank: int = Field(ge=1, le=4096)
+    """Rank of the adapters; 16 to 64 are usual."""
+    alpha: float = Field(default=16, gt=0, le=1_000_000)
+    """The adapters' output counts alpha / rank times."""
+    target_modules: list[ShortText] = Field(default=["all-linear"], min_length=1, max_length=64)
+    """Names of linear layers within a decoder layer, such as `q_proj`; `all-linear` alone: all of them."""
+
+
 class ModelSpec(ApiModel):
     """The model that is trained. Its starting weights are also the reference model of `actor.useKlLoss`."""
 
@@ -29,6 +41,10 @@ class ModelSpec(ApiModel):
     Use float32 on CPUs."""
     attn_implementation: Literal["sdpa", "flash_attention_2", "eager"] = "sdpa"
     """Attention of the training passes, by Transformers' names; the rollout engine chooses its own."""
+    lora: LoraSpec | None = None
+    """Train low-rank adapters instead of all weights. The model without them is the reference, so that a KL takes no
+    second copy. Checkpoints hold the adapter in PEFT's format. Learning rates are usually ten times those of full
+    training."""
     trust_remote_code: bool = False
     """Run Python code that comes with the model. Leave off unless you have read that code."""
     tokenizer_path: Path | None = None

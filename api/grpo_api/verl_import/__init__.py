@@ -28,6 +28,7 @@ from grpo_api.verl_import.sections import (
     clip,
     estimator_and_engine,
     job_name,
+    lora,
     model_and_data,
     parallel,
     schedule,
@@ -73,6 +74,7 @@ def import_verl(
     draft = Draft(merge(settings, report), report, env)
     metadata = {"name": job_name(draft, name)}
     model_and_data(draft)
+    lora(draft)
     build_reward(draft, read)
     estimator_and_engine(draft)
     clip(draft)

@@ -88,6 +88,16 @@ KEYS: tuple[Key, ...] = (
         choices={name: name for name in ("sdpa", "flash_attention_2", "eager")},
         instead="sdpa",
     ),
+    Key(MODEL + "lora_rank", "model.lora.rank", "int", 0, (MODEL + "lora.rank",), combined=True, doc="0: no adapters"),
+    Key(MODEL + "lora_alpha", "model.lora.alpha", "float", 16, (MODEL + "lora.alpha",), combined=True),
+    Key(
+        MODEL + "target_modules",
+        "model.lora.targetModules",
+        "text or list",
+        "all-linear",
+        (MODEL + "lora.target_modules",),
+        combined=True,
+    ),
     Key(
         ACTOR + "fsdp_config.dtype",
         "model.dtype",

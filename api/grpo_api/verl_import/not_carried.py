@@ -43,7 +43,6 @@ _PROFILER = "no profiler in this API"
 _TEXT_ONLY = "text only"
 _VALIDATION = "no validation in this API yet; only training is carried"
 _NO_CRITIC = "no critic in this API yet"
-_LORA_INSTEAD = "no LoRA in this API yet: all weights are trained, which needs more memory and a smaller learning rate"
 _REWARD_MODEL = "no reward model in this API yet"
 
 
@@ -86,10 +85,18 @@ NOT_CARRIED: tuple[NotCarried, ...] = (
         under=MODEL,
     ),
     NotCarried(MODEL + "enable_gradient_checkpointing", "always on here; memory and speed only"),
-    NotCarried(MODEL + "lora_rank", "off here, too", (0,), _LORA_INSTEAD),
-    NotCarried(MODEL + "lora.rank", "off here, too", (0,), _LORA_INSTEAD),
     NotCarried(MODEL + "lora_adapter_path", "off here, too", (), "training starts from the model without the adapter"),
-    *_many("lora.* lora_alpha target_modules exclude_modules", "no LoRA in this API yet", under=MODEL),
+    *_many(
+        "exclude_modules lora.exclude_modules target_parameters",
+        "none here, too",
+        ("null", "[]"),
+        "adapters are in the layers that model.lora.targetModules names",
+        under=MODEL,
+    ),
+    NotCarried(
+        MODEL + "lora.dropout", "off here, too", (0,), "no dropout: both log-probabilities must come from one function"
+    ),
+    *_many("lora.*", "of another engine; the rest is the same here", under=MODEL),
     NotCarried(
         MODEL + "external_lib", "off here, too", (), "the module is not imported; put what it does into the image"
     ),

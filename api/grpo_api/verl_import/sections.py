@@ -68,6 +68,19 @@ def model_and_data(draft: Draft) -> None:
         draft.leave(dropped, "false here, too")
 
 
+def lora(draft: Draft) -> None:
+    """Adapters, where a rank asks for them."""
+    rank, alpha, targets = (MODEL + name for name in ("lora_rank", "lora_alpha", "target_modules"))
+    if not draft.value(rank):
+        for key in (rank, alpha, targets):
+            draft.leave(key, "no adapters, here as there: the rank is 0")
+        return
+    draft.put("model.lora.rank", draft.value(rank), rank)
+    draft.put("model.lora.alpha", draft.value(alpha), alpha)
+    chosen = draft.value(targets)
+    draft.put("model.lora.targetModules", chosen if isinstance(chosen, list) else [chosen], targets)
+
+
 def _paths(draft: Draft, key: str, path: str, default: str | list[str], default_text: str) -> None:
     """A path or several; a placeholder where the input gives none, or a script's variable in it is not known."""
     setting = draft.given(key)

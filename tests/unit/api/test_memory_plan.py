@@ -84,6 +84,23 @@ def test_the_plain_engine_never_sleeps():
     assert found.update_bytes - vllm.update_bytes == found.engine_bytes
 
 
+def test_adapters_alone_have_gradients_and_moments():
+    """Qwen2.5-1.5B at rank 16: 28 layers of 16 x (inputs + outputs) of seven matrices. The base is the reference."""
+    actor = {"ppoMiniBatchSize": 8, "useKlLoss": True}
+    full, lora = plan(make_spec(actor=actor)), plan(make_spec(actor=actor, model={"path": "m", "lora": {"rank": 16}}))
+    shape = KNOWN_SHAPES["Qwen/Qwen2.5-1.5B"]
+    attention, mlp = 4 * 1536 + 2 * 1536 + 2 * 256, 3 * (1536 + 8960)
+    assert lora.trained_parameters == 16 * 28 * (attention + mlp) == 18_464_768  # as PEFT counts them
+    assert full.trained_parameters == shape.parameters
+    gpus = round(4 * full.parameters / full.weights_bytes)
+    assert lora.optimizer_bytes == 2 * 4 * lora.trained_parameters // gpus
+    assert lora.gradients_bytes == 4 * lora.trained_parameters // gpus
+    assert lora.weights_bytes == 4 * (shape.parameters + lora.trained_parameters) // gpus
+    assert (full.reference_bytes > 0, lora.reference_bytes) == (True, 0)
+    two = plan(make_spec(model={"path": "m", "lora": {"rank": 16, "targetModules": ["q_proj", "v_proj"]}}))
+    assert two.trained_parameters == 16 * 28 * (2 * 1536 + 1536 + 256)
+
+
 def warnings(gpu: str, shape: str = QWEN, **sections: dict[str, Any]) -> list[FieldError]:
     spec = make_spec(**sections)
     return memory_faults(spec, plan(spec, shape, gpu_bytes(gpu)))

@@ -142,6 +142,8 @@ VALUES = {
     f"{REF}.log_prob_micro_batch_size": (16, []),
     f"{REF}.log_prob_use_dynamic_bsz": ("true", [f"{ACTOR}.use_kl_loss=true"]),
     f"{REF}.log_prob_max_token_len_per_gpu": (8192, DYNAMIC),
+    "actor_rollout_ref.model.lora_alpha": ("64", ["actor_rollout_ref.model.lora_rank=8"]),
+    "actor_rollout_ref.model.target_modules": ("[q_proj]", ["actor_rollout_ref.model.lora_rank=8"]),
     "reward.custom_reward_function.path": ("/nowhere.py", []),
     "reward.custom_reward_function.name": ("score", ["custom_reward_function.path=/nowhere.py"]),
     "trainer.n_gpus_per_node": (4, []),
@@ -225,7 +227,7 @@ def test_unknown_key_names_the_nearest():
     [
         ("algorithm.adv_estimator=remax", "remax is no estimator of this API yet: trained with grpo instead"),
         ("algorithm.rollout_correction.rollout_rs=token_k1", "weighs samples by rolloutIs"),
-        ("actor_rollout_ref.model.lora_rank=32", "all weights are trained"),
+        ("actor_rollout_ref.model.exclude_modules=[q_proj]", "model.lora.targetModules names"),
         (f"{ACTOR}.policy_loss.loss_mode=clip_cov", "actor.policyLoss.lossMode has no clip_cov yet: vanilla is used"),
         ("algorithm.adv_estimator=gdpo", "several reward.functions"),
         (f"{ROLLOUT}.name=sglang", "vllm samples instead"),

@@ -171,3 +171,18 @@ def test_file_reads_alike_by_yaml_1_1_and_1_2():
             yaml.version = version
             assert yaml.load(made) == job, version
         assert '"n": 8' in made
+
+
+# LoRA
+
+
+def test_adapters_where_there_is_a_rank():
+    model = "actor_rollout_ref.model"
+    spec, report = run(f"{model}.lora_rank=32", f"{model}.lora_alpha=64", f"{model}.target_modules=[q_proj,v_proj]")
+    assert spec["model"]["lora"] == {"rank": 32, "alpha": 64, "targetModules": ["q_proj", "v_proj"]}
+    assert not report.changed
+    spec, _ = run(f"{model}.lora.rank=8")
+    assert spec["model"]["lora"]["rank"] == 8
+    spec, report = run(f"{model}.lora_rank=0", f"{model}.lora_alpha=64")
+    assert "lora" not in spec["model"]
+    assert not report.changed

@@ -32,6 +32,7 @@ class FakeGang:
         self.checkpoint = checkpoint
         self.calls: list[str] = []
         self.updated: list[list[Sample]] = []
+        self.on_policy: list[bool] = []
         self.saved: list[dict[str, Any]] = []
 
     def all(self, method: str, *arguments: Any) -> list[Any]:
@@ -51,6 +52,7 @@ class FakeGang:
             return [[torch.tensor([-3.0 * (s.group + 1) if ref else -1.0]) for s in part] for part in arguments]
         if method == "update":
             self.updated.append([copy(sample) for part in arguments for sample in part])
+            self.on_policy.append(more["on_policy"])
         return [{"lr": 0.1, "grad_norm": 0.0}]
 
     def first(self, method: str, run: str | None = None) -> CheckpointInfo | None:
@@ -204,12 +206,18 @@ def test_the_kl_in_the_reward_reaches_the_advantages(server: ProgressServer) -> 
     assert gang.calls.count("log_probs") == 2 * 2
     (state,) = gang.saved
     assert state["kl_coef"] == pytest.approx(0.5 * (1 + 0.2 * 12 / 100) ** 2)
+    assert gang.on_policy == [True] * 2  # one update a step
     for samples in gang.updated:
-        assert all(sample.old_log_probs is None for sample in samples)  # one update: the ratio is exactly 1
         advantages = [sample.advantage[0] for sample in samples]
         assert advantages == pytest.approx(
             [(12 - 1) ** 0.5 / 8**0.5] * 4 + [0.0] * 4 + [-((12 - 1) ** 0.5) / 8**0.5] * 4
         )
+
+
+def test_only_a_steps_first_update_is_on_policy(server: ProgressServer) -> None:
+    controller, gang = make(server, actor={"ppoMiniBatchSize": 1, "ppoEpochs": 2})
+    controller.run()
+    assert gang.on_policy == [True, False, False, False, False, False] * 2
 
 
 def test_long_responses_lose_reward(server: ProgressServer) -> None:

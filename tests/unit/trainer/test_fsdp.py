@@ -36,6 +36,7 @@ CUTS: dict[str, dict[str, Any]] = {
     "one row": {},
     "micro 1": {"ppoMicroBatchSizePerGpu": 1},
     "micro 2": {"ppoMicroBatchSizePerGpu": 2},
+    "micro 4": {"ppoMicroBatchSizePerGpu": 4},
     "budget of 17 tokens": {"ppoMaxTokenLenPerGpu": 17},
 }
 

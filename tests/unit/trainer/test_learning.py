@@ -59,7 +59,8 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     vocabulary = {token: index for index, token in enumerate([*QUESTIONS, *ANSWERS, "<end>"])}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.decoder = decoders.Fuse()
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>").save_pretrained(path / "model")
+    tokenizer_files = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>")
+    tokenizer_files.save_pretrained(path / "model")
     torch.manual_seed(0)
     config = LlamaConfig(
         hidden_size=32,
@@ -72,7 +73,12 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
         bos_token_id=None,
         max_position_embeddings=32,
     )
-    LlamaForCausalLM(config).save_pretrained(path / "model")
+    lm = LlamaForCausalLM(config)
+    lm.save_pretrained(path / "model")
+    with torch.no_grad():  # a head that adapters, which leave it as it is, can make sure answers with
+        lm.lm_head.weight *= 12
+    lm.save_pretrained(path / "large head")
+    tokenizer_files.save_pretrained(path / "large head")
     rows = ({"prompt": q, "reward_model": {"ground_truth": a}} for q, a in zip(QUESTIONS, ANSWERS, strict=True))
     (path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
@@ -105,8 +111,9 @@ def train(directory: Path, *, sign: int, steps: int = STEPS, **sections: dict[st
         "trainer": {"totalSteps": steps},
     }
     merged = {name: base.get(name, {}) | sections.get(name, {}) for name in base | sections}
-    job = make_job(directory / "model", **merged)
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(directory / "model")
+    model = directory / ("large head" if "model" in sections else "model")
+    job = make_job(model, **merged)
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(model)
     gang = LocalGang(Worker(job.spec, 0, 1, 0))
     metrics = TrainerMetrics("team", "job")
     server = ProgressServer(0, metrics)
@@ -153,6 +160,10 @@ def right_share(worker: Worker) -> float:
 RECIPES: dict[str, dict[str, Any]] = {
     "grpo": {},
     "rloo": {"algorithm": {"advEstimator": "rloo"}},
+    "grpo, LoRA, KL": {
+        "model": {"lora": {"rank": 8, "alpha": 16}},
+        "actor": {"useKlLoss": True, "klLossCoef": 1e-3},
+    },
     "dr_grpo": {"algorithm": {"advEstimator": "dr_grpo"}, "actor": {"lossAggMode": "seq-mean-token-sum-norm"}},
 }
 

@@ -1,6 +1,7 @@
 """One process's part of the policy: an FSDP2 shard, its optimizer, and the reference model."""
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from grpo_api.job import GRPOJobSpec
 from grpo_trainer.aggregate import LossCounts, token_weights
 from grpo_trainer.checkpoint_files import ShardReader
 from grpo_trainer.logprobs import PolicyModel
+from grpo_trainer.lora import LoraLinear, add_lora, base_model
 from grpo_trainer.losses import TOKEN_SUMS, LossInputs, compute_loss
 from grpo_trainer.packing import Pack, idle_pack, pack_samples, to_device
 from grpo_trainer.policy_losses import find_loss
@@ -62,13 +64,15 @@ class FsdpActor:
         self._mesh = init_device_mesh(device.type, (world_size,))
         lm = load_model(spec.model, device)
         self.config, self.generation_config = lm.config, lm.generation_config
+        if spec.model.lora is not None:
+            add_lora(lm, decoder_layers(lm), spec.model.lora)
         self.model = self._shard(lm)
         self._reference = None
-        if spec.has_reference:
+        if spec.has_reference and spec.model.lora is None:
             self._reference = self._shard(load_model(spec.model, device)).requires_grad_(False)
         optim = spec.actor.optim
         self.optimizer = torch.optim.AdamW(
-            self.model.parameters(),
+            list(self._trained().values()),
             lr=optim.lr,
             betas=(optim.betas[0], optim.betas[1]),
             weight_decay=optim.weight_decay,
@@ -104,24 +108,25 @@ class FsdpActor:
     def compute_log_probs(self, samples: list[Sample], *, reference: bool = False) -> list[torch.Tensor]:
         """(T,) float32 log-probabilities on CPU of each of this rank's samples, by the actor or the reference, of the
         distribution tempered by `rollout.temperature`."""
-        model = self._reference if reference else self.model
-        if model is None:
+        if reference and not self.spec.has_reference:
             raise ValueError("there is no reference model: neither actor.useKlLoss nor algorithm.useKlInReward is set")
+        model = self._reference if reference and self._reference is not None else self.model
         rollout, ref = self.spec.rollout, self.spec.ref
         count, tokens = rollout.log_prob_micro_batch_size_per_gpu, rollout.log_prob_max_token_len_per_gpu
         if reference and (ref.log_prob_micro_batch_size_per_gpu or ref.log_prob_max_token_len_per_gpu):
             count, tokens = ref.log_prob_micro_batch_size_per_gpu, ref.log_prob_max_token_len_per_gpu
         result = [torch.empty(0)] * len(samples)
-        with torch.no_grad():
+        with torch.no_grad(), base_model(model) if reference else nullcontext():
             for pack in self._packs(samples, count, tokens):
                 log_probs, _ = model(pack)
                 for index, part in zip(pack.samples, log_probs.cpu().split(pack.lengths), strict=bool(pack.samples)):
                     result[index] = part
         return result
 
-    def update(self, samples: list[Sample]) -> dict[str, float]:
+    def update(self, samples: list[Sample], *, on_policy: bool = False) -> dict[str, float]:
         """One optimizer step on this rank's part of a mini-batch. Metrics are of the whole mini-batch, equal on all
-        ranks; samples without `old_log_probs` count as on-policy (ratio 1).
+        ranks. `on_policy`: the policy is still the one that the step started from, so that the ratio is exactly 1,
+        whichever rows `old_log_probs` came from; samples without them count as such, too.
 
         With no token to train on, or a gradient norm that is not finite, weights and optimizer stay as they are and
         `update_skipped` is 1; the schedule moves on.
@@ -147,7 +152,7 @@ class FsdpActor:
                 (log_probs.sum() * 0.0 + entropy.sum() * 0.0).backward()
                 continue
             chosen = [trained[index] for index in pack.samples]
-            inputs = self._loss_inputs(chosen, log_probs, entropy, counts, mismatch)
+            inputs = self._loss_inputs(chosen, log_probs, entropy, counts, mismatch, on_policy)
             outputs = compute_loss(inputs, actor)
             outputs.loss.backward()
             for name, value in outputs.sums.items():
@@ -167,7 +172,8 @@ class FsdpActor:
         return metrics | {"update_skipped": float(skip)}
 
     def full_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Every parameter by its Hugging Face name, in the compute dtype, on every rank; a tied one comes once.
+        """Every parameter by its Hugging Face name, in the compute dtype, on every rank; a tied one comes once, and
+        adapters are merged into the weights that they belong to.
 
         A tensor is valid until the next one is asked for. One layer's parameters are gathered at a time.
         """
@@ -177,20 +183,35 @@ class FsdpActor:
             module.unshard()
             for name, parameter in module.named_parameters():
                 full = f"{prefix}.{name}" if prefix else name
-                if prefix or not full.startswith(inner):
+                if full.startswith(inner) and not prefix:
+                    continue
+                owner, _, leaf = name.rpartition(".")
+                layer = module.get_submodule(owner)
+                if not isinstance(layer, LoraLinear) or leaf == "bias":
                     yield full.removeprefix("lm."), parameter.detach()
+                elif leaf == "weight":
+                    yield full.removeprefix("lm."), layer.merged()
             if self.reshard:
                 module.reshard()
 
+    def full_adapter(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """The trained parameters whole, in float32, by their names beside the Hugging Face ones. Collective."""
+        self._reshard_all()
+        for name, parameter in self._trained().items():
+            yield name.removeprefix("lm."), parameter.detach().full_tensor()
+
+    def _trained(self) -> dict[str, nn.Parameter]:
+        return {name: parameter for name, parameter in self.model.named_parameters() if parameter.requires_grad}
+
     def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-        """Copies of this rank's rows of every parameter and Adam moment, and of its torch RNG, on CPU; and scalars for
-        JSON. Not collective."""
+        """Copies of this rank's rows of every trained parameter and its Adam moments, and of its torch RNG, on CPU; and
+        scalars for JSON. Not collective."""
         self._reshard_all()
         tensors: dict[str, torch.Tensor] = {"rng.cpu": torch.get_rng_state()}
         if self.device.type == "cuda":
             tensors["rng.cuda"] = torch.cuda.get_rng_state(self.device)
         updates = 0
-        for name, parameter in self.model.named_parameters():
+        for name, parameter in self._trained().items():
             tensors[f"model.{name}"] = _local(parameter).to("cpu", copy=True)
             moments = self.optimizer.state.get(parameter, {})
             for moment in _MOMENTS if moments else ():
@@ -204,7 +225,7 @@ class FsdpActor:
         Raises ValueError, before it changes anything, where names or shapes differ from the model's.
         """
         self._reshard_all()
-        shapes = {f"model.{name}": tuple(parameter.shape) for name, parameter in self.model.named_parameters()}
+        shapes = {f"model.{name}": tuple(parameter.shape) for name, parameter in self._trained().items()}
         if odd := sorted(shapes.keys() ^ shards.names("model.")):
             raise ValueError(f"only {'the model' if odd[0] in shapes else 'the checkpoint'} has {odd[0]}")
         for name, shape in shapes.items():
@@ -212,7 +233,7 @@ class FsdpActor:
                 raise ValueError(f"{name} has the shape {saved}, the model's {shape}")
         step = float(scalars["adam_step"])
         with torch.no_grad():
-            for name, parameter in self.model.named_parameters():
+            for name, parameter in self._trained().items():
                 _fill(parameter, shards, f"model.{name}")
                 if step:
                     state = {moment: torch.zeros_like(parameter) for moment in _MOMENTS}
@@ -249,6 +270,7 @@ class FsdpActor:
         entropy: torch.Tensor,
         counts: LossCounts,
         mismatch: Mismatch,
+        on_policy: bool,
     ) -> LossInputs:
         lengths = [len(sample.response_ids) for sample in samples]
         advantages: list[float] = []
@@ -257,7 +279,8 @@ class FsdpActor:
             advantages += one if isinstance(one, list) else [one] * length
         current = log_probs.detach().split(lengths)
         old = [
-            now if s.old_log_probs is None else s.old_log_probs.to(now) for s, now in zip(samples, current, strict=True)
+            now if on_policy or s.old_log_probs is None else s.old_log_probs.to(now)
+            for s, now in zip(samples, current, strict=True)
         ]
         reference = None
         if self.spec.actor.use_kl_loss:

@@ -74,8 +74,8 @@ class Worker:
     def log_probs(self, samples: list[Sample], *, reference: bool) -> list[torch.Tensor]:
         return self._actor.compute_log_probs(samples, reference=reference)
 
-    def update(self, samples: list[Sample]) -> dict[str, float]:
-        return self._actor.update(samples)
+    def update(self, samples: list[Sample], *, on_policy: bool) -> dict[str, float]:
+        return self._actor.update(samples, on_policy=on_policy)
 
     def sync(self) -> None:
         """Puts the actor's weights into the engine."""
