@@ -5,8 +5,9 @@ from collections.abc import Sequence
 import torch
 
 from grpo_api.job import GRPOJobSpec
-from grpo_trainer.algorithms import estimator
+from grpo_trainer.algorithms import find_estimator
 from grpo_trainer.algorithms.batch import RewardBatch
+from grpo_trainer.errors import UserInputError
 
 
 def compute_advantages(
@@ -39,7 +40,7 @@ def compute_advantages(
     kept = [index for index, reward in enumerate(rewards) if reward is not None]
     if not kept:
         return advantages
-    chosen = estimator(spec.algorithm.adv_estimator)
+    chosen = find_estimator(spec.algorithm)
     penalties = tuple(token_penalties[index].double() for index in kept) if token_penalties is not None else None
     scores = torch.tensor([rewards[index] for index in kept], dtype=torch.float64)
     if penalties is not None:
@@ -52,11 +53,27 @@ def compute_advantages(
         **_functions(spec, function_scores, kept, scores),
     )
     values = chosen.estimate(batch, spec.algorithm)
+    _check_shape(spec, values, batch.lengths.tolist())
     if chosen.within_groups:
         values = torch.where(batch.nothing_to_compare, 0.0, values)
     for index, value in zip(kept, values, strict=True):
         advantages[index] = value.tolist()
     return advantages
+
+
+def _check_shape(spec: GRPOJobSpec, values: Sequence[torch.Tensor], lengths: list[int]) -> None:
+    """Raises UserInputError where an estimator of the user's own does not give one number a response or a token."""
+    if len(values) == len(lengths) and all(
+        tuple(value.shape) in ((), (length,)) for value, length in zip(values, lengths, strict=True)
+    ):
+        return
+    shapes = [tuple(value.shape) for value in values][:4]
+    raise UserInputError(
+        "BadAdvantages",
+        f"algorithm.advEstimatorPath {spec.algorithm.adv_estimator_path!r} returned {len(values)} values of shapes "
+        f"{shapes} ... for {len(lengths)} responses: return a tensor of one number for each, or for each a tensor of "
+        "one number for each of its tokens",
+    )
 
 
 def _functions(

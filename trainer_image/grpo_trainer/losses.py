@@ -47,7 +47,7 @@ def compute_loss(inputs: LossInputs, actor: ActorSpec) -> LossOutputs:
     """Loss and metric sums of one micro-batch."""
     weights = inputs.weights
     tokens = PolicyTokens(inputs.log_probs, inputs.old_log_probs, inputs.advantages, inputs.lengths)
-    policy = find_loss(actor.policy_loss.loss_mode).cost(tokens, actor)
+    policy = find_loss(actor.policy_loss).cost(tokens, actor)
     cost = policy.cost if inputs.rollout_weights is None else policy.cost * inputs.rollout_weights
     loss = pg_loss = (cost * inputs.policy_weights).sum()
     counted = weights > 0

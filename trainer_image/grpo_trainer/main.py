@@ -73,6 +73,7 @@ def _lead(job: GRPOJob, head: str, server: ProgressServer, metrics: TrainerMetri
     spec, has_gpu = job.spec, _has_gpu()
     environment.check_device(spec, has_gpu=has_gpu)
     environment.check_paths(spec.model)
+    preflight.check_algorithm(spec)
     vocabulary = preflight.check_model(spec)
     tokenizer = preflight.load_tokenizer(spec.model)
     from grpo_trainer.data import PromptLoader

@@ -57,6 +57,15 @@ def check_model(spec: GRPOJobSpec) -> int:
     return int(lm.get_input_embeddings().num_embeddings)
 
 
+def check_algorithm(spec: GRPOJobSpec) -> None:
+    """Raises UserInputError where a function that the spec names by import path cannot be had."""
+    from grpo_trainer.algorithms import find_estimator
+    from grpo_trainer.policy_losses import find_loss
+
+    find_estimator(spec.algorithm)
+    find_loss(spec.actor.policy_loss)
+
+
 def load_tokenizer(model: ModelSpec) -> Any:
     """The tokenizer with the spec's chat template. Raises UserInputError where it cannot be loaded."""
     from transformers import AutoTokenizer

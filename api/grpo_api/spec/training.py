@@ -23,6 +23,12 @@ AdvEstimator = Literal[
 ]
 
 
+ImportPath = Annotated[
+    str, Field(max_length=256, pattern=r"^[A-Za-z_][A-Za-z0-9_]*([.][A-Za-z_][A-Za-z0-9_]*)*:[A-Za-z_][A-Za-z0-9_]*$")
+]
+"""`package.module:function`."""
+
+
 class KlCtrlSpec(ApiModel):
     """How strongly the KL counts in the reward, and whether that adapts."""
 
@@ -68,6 +74,9 @@ class AlgorithmSpec(ApiModel):
     the best response), `gdpo` (each reward function by itself), `reinforce_plus_plus_baseline` (whitened over the
     step). Against the whole step: `reinforce_plus_plus`. `gae` without a critic takes each token's reward as its value.
     Formulas and sources are in docs/algorithms.md."""
+    adv_estimator_path: ImportPath | None = None
+    """An estimator of your own instead of `advEstimator`: a function that the pods can import, such as
+    `my_package.advantages:mine`. What it takes and returns is in docs/algorithms.md."""
     norm_adv_by_std_in_grpo: bool = True
     """Divide a group's centred rewards by their standard deviation; false gives Dr.GRPO's advantage. Read by `grpo`,
     `grpo_passk` and `gdpo`."""
@@ -164,6 +173,9 @@ class PolicyLossSpec(ApiModel):
     `sapo`: a smooth gate for the clip; `geo_mean`: GMPO's geometric mean of ratios; `dppo_tv`, `dppo_kl`: tokens
     left out by how far their probability moved; `gpg`: no ratio at all. `sapo` and `geo_mean` are means over responses
     of means over tokens, whatever `lossAggMode` says. Formulas and sources are in docs/algorithms.md."""
+    loss_path: ImportPath | None = None
+    """A loss of your own instead of `lossMode`: a function that the pods can import, such as `my_package.losses:mine`.
+    What it takes and returns is in docs/algorithms.md."""
 
 
 class ActorSpec(ApiModel):

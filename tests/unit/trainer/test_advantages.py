@@ -7,7 +7,7 @@ import torch
 from grpo_api.job import GRPOJobSpec
 from grpo_api.spec.training import AdvEstimator
 from grpo_trainer.advantages import compute_advantages
-from grpo_trainer.algorithms import estimator, estimator_names
+from grpo_trainer.algorithms import ESTIMATORS
 from grpo_trainer.errors import SpecError
 from tests.unit.trainer.trainer_support import make_spec
 
@@ -24,7 +24,7 @@ def advantages(name: str, rewards: list[float | None], groups: list[int], length
 
 
 def test_the_registry_and_the_spec_have_the_same_names() -> None:
-    assert estimator_names() == sorted(NAMES)
+    assert ESTIMATORS.names() == sorted(NAMES)
 
 
 def test_grpo_divides_by_the_groups_standard_deviation() -> None:
@@ -141,4 +141,4 @@ def test_the_kl_penalty_is_taken_off_token_by_token() -> None:
 
 def test_an_unknown_estimator_lists_the_names() -> None:
     with pytest.raises(SpecError, match="'remax'; use one of dr_grpo, gae, gdpo, gpg, grpo, "):
-        estimator("remax")
+        ESTIMATORS.find("remax")

@@ -9,7 +9,7 @@ from grpo_trainer.aggregate import LossCounts, token_weights
 from grpo_trainer.errors import SpecError
 from grpo_trainer.kl import kl_penalty
 from grpo_trainer.losses import LossInputs, compute_loss
-from grpo_trainer.policy_losses import find_loss, loss_names
+from grpo_trainer.policy_losses import LOSSES
 
 
 def one_token(ratio: float, advantage: float, **actor: object) -> tuple[float, float, dict[str, float]]:
@@ -71,7 +71,7 @@ def test_other_policy_losses(
     assert sums["pg_clipfrac"] == clipped
 
 
-@pytest.mark.parametrize("mode", loss_names())
+@pytest.mark.parametrize("mode", LOSSES.names())
 def test_on_policy_nothing_is_clipped(mode: str) -> None:
     _, gradient, sums = one_token(1.0, -2.0, policy_loss={"loss_mode": mode}, clip_ratio=1e-6, tau_neg=1.0)
     assert (sums["pg_clipfrac"], sums["pg_clipfrac_lower"], sums["ppo_kl"]) == (0, 0, 0)
@@ -95,9 +95,9 @@ def test_sequence_losses_see_whole_sequences_only() -> None:
 
 
 def test_an_unknown_loss_lists_the_names() -> None:
-    assert loss_names() == sorted(get_args(LossMode))
+    assert LOSSES.names() == sorted(get_args(LossMode))
     with pytest.raises(SpecError, match="'ppo'; use one of cispo, dppo_kl, "):
-        find_loss("ppo")
+        LOSSES.find("ppo")
 
 
 def test_the_entropy_bonus_lowers_the_loss() -> None:

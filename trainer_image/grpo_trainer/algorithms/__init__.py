@@ -7,7 +7,7 @@ import torch
 
 from grpo_api.spec.training import AlgorithmSpec
 from grpo_trainer.algorithms.batch import RewardBatch
-from grpo_trainer.errors import SpecError
+from grpo_trainer.registry import Registry, import_function
 
 Estimate = Callable[[RewardBatch, AlgorithmSpec], torch.Tensor | Sequence[torch.Tensor]]
 """A step's rewards -> (B,) one advantage a response, or for each response (T,) one a token; float64."""
@@ -20,31 +20,27 @@ class Estimator:
     """Compares a response with the others of its group. A group with nothing to compare then gets advantage 0."""
 
 
-_ESTIMATORS: dict[str, Estimator] = {}
+ESTIMATORS = Registry[Estimator]("algorithm.advEstimator", "UnknownAdvEstimator")
 
 
 def advantage_estimator(name: str, *, within_groups: bool = True) -> Callable[[Estimate], Estimate]:
     """Registers a function under `algorithm.advEstimator`'s value."""
 
     def register(function: Estimate) -> Estimate:
-        _ESTIMATORS[name] = Estimator(function, within_groups)
+        ESTIMATORS.add(name, Estimator(function, within_groups))
         return function
 
     return register
 
 
-def estimator(name: str) -> Estimator:
-    """The estimator of that name. Raises SpecError, which lists the names there are."""
-    if name not in _ESTIMATORS:
-        raise SpecError(
-            "UnknownAdvEstimator", f"algorithm.advEstimator is {name!r}; use one of {', '.join(estimator_names())}"
-        )
-    return _ESTIMATORS[name]
+def find_estimator(algorithm: AlgorithmSpec) -> Estimator:
+    """The estimator that the spec names; what a function of the user's own returns is taken as it is.
 
-
-def estimator_names() -> list[str]:
-    """All registered names, sorted."""
-    return sorted(_ESTIMATORS)
+    Raises SpecError or UserInputError where there is none.
+    """
+    if algorithm.adv_estimator_path is None:
+        return ESTIMATORS.find(algorithm.adv_estimator)
+    return Estimator(import_function("algorithm.advEstimatorPath", algorithm.adv_estimator_path), False)
 
 
 # They register themselves.

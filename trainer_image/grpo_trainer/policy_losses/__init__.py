@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
-from grpo_api.spec.training import ActorSpec
-from grpo_trainer.errors import SpecError
+from grpo_api.spec.training import ActorSpec, PolicyLossSpec
+from grpo_trainer.registry import Registry, import_function
 
 
 @dataclass(frozen=True)
@@ -62,31 +62,24 @@ class PolicyLoss:
     """The mode that the loss is defined with; None where `actor.lossAggMode` decides."""
 
 
-_LOSSES: dict[str, PolicyLoss] = {}
+LOSSES = Registry[PolicyLoss]("actor.policyLoss.lossMode", "UnknownLossMode")
 
 
 def policy_loss(name: str, *, aggregation: str | None = None) -> Callable[[Loss], Loss]:
     """Registers a function under `actor.policyLoss.lossMode`'s value."""
 
     def register(function: Loss) -> Loss:
-        _LOSSES[name] = PolicyLoss(function, aggregation)
+        LOSSES.add(name, PolicyLoss(function, aggregation))
         return function
 
     return register
 
 
-def find_loss(name: str) -> PolicyLoss:
-    """The loss of that name. Raises SpecError, which lists the names there are."""
-    if name not in _LOSSES:
-        raise SpecError(
-            "UnknownLossMode", f"actor.policyLoss.lossMode is {name!r}; use one of {', '.join(loss_names())}"
-        )
-    return _LOSSES[name]
-
-
-def loss_names() -> list[str]:
-    """All registered names, sorted."""
-    return sorted(_LOSSES)
+def find_loss(chosen: PolicyLossSpec) -> PolicyLoss:
+    """The loss that the spec names, or the user's own. Raises SpecError or UserInputError where there is none."""
+    if chosen.loss_path is None:
+        return LOSSES.find(chosen.loss_mode)
+    return PolicyLoss(import_function("actor.policyLoss.lossPath", chosen.loss_path), None)
 
 
 def clip_range(actor: ActorSpec) -> tuple[float, float]:

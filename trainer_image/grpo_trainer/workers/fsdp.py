@@ -287,7 +287,7 @@ class FsdpActor:
             reference = torch.cat([s.ref_log_probs for s in samples]).to(log_probs)
         actor = self.spec.actor
         weights = token_weights(actor.loss_agg_mode, lengths, counts).to(self.device)
-        own_mode = find_loss(actor.policy_loss.loss_mode).aggregation
+        own_mode = find_loss(actor.policy_loss).aggregation
         return LossInputs(
             log_probs=log_probs,
             old_log_probs=torch.cat(old),
