@@ -22,7 +22,7 @@ from grpo_trainer.advantages import compute_advantages  # noqa: E402
 from grpo_trainer.aggregate import LossCounts, token_weights  # noqa: E402
 from grpo_trainer.kl import kl_penalty  # noqa: E402
 from grpo_trainer.kl_control import KlInReward  # noqa: E402
-from grpo_trainer.rollout_correction import importance_weights  # noqa: E402
+from grpo_trainer.rollout_correction import importance_weights, kept  # noqa: E402
 from grpo_trainer.sample import Sample  # noqa: E402
 
 # Advantages
@@ -213,6 +213,21 @@ def test_rollout_correction(level: str, thresholds: tuple[float | None, float], 
         return
     close(ours, batch.flat(theirs), f"{level} {thresholds} {name}")
     assert ours.mean().item() == pytest.approx(metrics["rollout_is_mean"], rel=1e-4, abs=1e-6)
+
+
+@pytest.mark.parametrize("option", sorted(rollout_corr_helper.SUPPORTED_ROLLOUT_RS_OPTIONS))
+@pytest.mark.parametrize("thresholds", [(None, 2.0), (None, 1.01), (0.2, 1.5), (None, 0.3)])
+@pytest.mark.parametrize("name", BATCHES)
+def test_rejection(option: str, thresholds: tuple[float | None, float], name: str) -> None:
+    batch, (lower, upper) = BATCHES[name], thresholds
+    if option.endswith("k1") and upper < 1:
+        pytest.skip("a ratio's upper bound below its lower")
+    log_ratio = batch.log_probs - batch.old_log_probs
+    spec = RolloutCorrectionSpec(rollout_rs=option, rollout_rs_threshold=upper, rollout_rs_threshold_lower=lower)
+    given = f"{lower}_{upper}" if lower and option.endswith("k1") else str(upper)
+    theirs, _ = rollout_corr_helper.compute_rollout_rejection_mask(log_ratio, batch.mask, option, given)
+    ours = kept(batch.flat(log_ratio), list(batch.lengths), spec)
+    assert torch.equal(ours.float(), batch.flat(theirs)), f"{option} {thresholds} {name}"
 
 
 def test_adaptive_kl_coefficient() -> None:

@@ -10,7 +10,7 @@ from grpo_trainer.sample import Sample
 
 
 class KlInReward:
-    """verl's `apply_kl_penalty`, with its fixed and adaptive controllers (arXiv 1909.08593, section 2.2)."""
+    """verl's `apply_kl_penalty`, with its fixed and adaptive controllers (arXiv 1909.08593)."""
 
     def __init__(self, algorithm: AlgorithmSpec):
         self._kind, self._control = algorithm.kl_penalty, algorithm.kl_ctrl

@@ -1,4 +1,4 @@
-"""LoRA (arXiv 2106.09685, section 4.1): W x + (alpha / rank) B A x with W frozen, in the linear layers of a model.
+"""LoRA (arXiv 2106.09685): W x + (alpha / rank) B A x with W frozen, in the linear layers of a model.
 
 A linear layer keeps its name and its parameters' names; two more parameters, `lora_A` and `lora_B`, are beside its
 weight. The adapter is written as the library PEFT does, which tests hold this module against.

@@ -2,8 +2,10 @@
 
 Truncated: Ionides, "Truncated Importance Sampling" (2008), for RL of language models Yao et al., "Your Efficient RL
 Framework Secretly Brings You Off-Policy RL Training" (2025). Masked: IcePop (2025). verl:
-`rollout_corr_helper.compute_rollout_correction_weights` and `compute_offpolicy_metrics`.
+`rollout_corr_helper.compute_rollout_correction_weights`, `compute_rollout_rejection_mask`, `compute_offpolicy_metrics`.
 """
+
+import math
 
 import torch
 import torch.distributed as dist
@@ -25,6 +27,26 @@ def importance_weights(log_ratio: torch.Tensor, lengths: list[int], spec: Rollou
     if lower is None:
         return weights.clamp(max=upper)
     return torch.where((weights >= lower) & (weights <= upper), weights, 0.0)
+
+
+def kept(log_ratio: torch.Tensor, lengths: list[int], spec: RolloutCorrectionSpec) -> torch.Tensor:
+    """(T,) booleans of tokens of whole sequences: False where `rolloutRs` rejects the token or its response.
+
+    verl takes k1 as rollout over trainer, so that its bounds are the other way around than those of the weights.
+    """
+    if spec.rollout_rs == "none":
+        return torch.ones_like(log_ratio, dtype=torch.bool)
+    logs = torch.clamp(log_ratio.detach(), -_BOUND, _BOUND)
+    level, _, estimator = spec.rollout_rs.rpartition("_")
+    figures = {"k1": -logs, "k2": logs.square() / 2, "k3": logs.exp() - 1 - logs}[estimator]
+    upper, lower = spec.rollout_rs_threshold, -math.inf
+    if estimator == "k1":
+        lower = math.log(spec.rollout_rs_threshold_lower or 1 / upper)
+        upper = math.log(upper)
+    if level != "token":
+        over = {"seq_sum": torch.sum, "seq_mean": torch.mean, "seq_max": torch.amax}[level]
+        figures = torch.cat([over(part).expand(len(part)) for part in figures.split(lengths)])
+    return (figures >= lower) & (figures <= upper)
 
 
 class Mismatch:

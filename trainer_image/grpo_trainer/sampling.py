@@ -1,5 +1,5 @@
 """The prompts, responses and rewards of a step; under `algorithm.filterGroups` as many rounds as it takes (DAPO, arXiv
-2503.14476, section 3.2, equation 11).
+2503.14476).
 """
 
 import logging

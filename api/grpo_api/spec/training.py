@@ -53,6 +53,22 @@ class FilterGroupsSpec(ApiModel):
     step trains on those; with none the job fails."""
 
 
+RolloutRs = Literal[
+    "none",
+    "token_k1",
+    "token_k2",
+    "token_k3",
+    "seq_sum_k1",
+    "seq_sum_k2",
+    "seq_sum_k3",
+    "seq_mean_k1",
+    "seq_mean_k2",
+    "seq_mean_k3",
+    "seq_max_k2",
+    "seq_max_k3",
+]
+
+
 class RolloutCorrectionSpec(ApiModel):
     """Importance sampling against the difference between the policy that sampled, in the rollout engine, and the one
     that trains: token losses are multiplied by the ratio of the two probabilities."""
@@ -63,6 +79,14 @@ class RolloutCorrectionSpec(ApiModel):
     """Upper bound of the weights; larger ones are truncated to it."""
     rollout_is_threshold_lower: float | None = Field(default=None, gt=0, le=1e6)
     """Where set, weights below this and above `rolloutIsThreshold` become 0 instead (IcePop's mask)."""
+    rollout_rs: RolloutRs = "none"
+    """Rejection: the policy loss leaves tokens out whose policies are too far apart, or responses, by the sum, mean or
+    greatest of their tokens' figures. `k1` is the log ratio, `k2` half its square, `k3` ratio - 1 - log ratio."""
+    rollout_rs_threshold: float = Field(default=2.0, gt=0, le=1e6)
+    """Greatest figure that is kept. With `k1` a ratio of probabilities: those from 1 / rolloutRsThreshold to it are
+    kept, of the geometric mean over the tokens with `seq_mean_k1`."""
+    rollout_rs_threshold_lower: float | None = Field(default=None, gt=0, le=1e6)
+    """Least ratio that is kept with `k1`, where not 1 / rolloutRsThreshold."""
 
 
 class AlgorithmSpec(ApiModel):

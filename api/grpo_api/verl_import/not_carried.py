@@ -59,8 +59,7 @@ NOT_CARRIED: tuple[NotCarried, ...] = (
     NotCarried("algorithm.use_pf_ppo", "off here, too", (False,), "samples are not reweighted (no PF-PPO here)"),
     NotCarried("algorithm.pf_ppo.*", "no PF-PPO here"),
     *_many(
-        "rollout_correction.rollout_rs rollout_correction.rollout_is_batch_normalize rollout_is "
-        "rollout_is_threshold_lower",
+        "rollout_correction.rollout_is_batch_normalize rollout_is rollout_is_threshold_lower",
         "off here, too",
         (False, "null"),
         "algorithm.rolloutCorrection weighs samples by rolloutIs and its thresholds alone",

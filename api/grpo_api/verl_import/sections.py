@@ -4,7 +4,7 @@ import re
 from typing import get_args
 
 from grpo_api.names import MAX_JOB_NAME_LENGTH
-from grpo_api.spec.training import AdvEstimator, RolloutSpec
+from grpo_api.spec.training import AdvEstimator, RolloutRs, RolloutSpec
 from grpo_api.verl_import.draft import ENGINE_KWARGS, KL_COEF, Draft
 from grpo_api.verl_import.keys import ACTOR, CARRIED, KL_TYPES, LOSS_MODES, MODEL, REF, ROLLOUT, ROLLOUT_CORRECTION
 
@@ -164,17 +164,35 @@ def _sampling(draft: Draft) -> None:
         draft.put("algorithm.rolloutCorrection.rolloutIs", word, key)
     else:
         draft.fault(setting or draft.settings[key], "must be one of token, sequence, null")
-    key = ROLLOUT_CORRECTION + "rollout_is_threshold"
-    setting = draft.given(key)
+    _thresholds(
+        draft, "rollout_is_threshold", "algorithm.rolloutCorrection.rolloutIsThreshold", "2.0, or two, such as 0.5_5.0"
+    )
+    key = ROLLOUT_CORRECTION + "rollout_rs"
+    option = str(draft.value(key) or "none").lower()
+    threshold = ROLLOUT_CORRECTION + "rollout_rs_threshold"
+    if option in ("none", "null"):
+        draft.leave(key, "no rejection, here as there")
+        draft.leave(threshold, "no rejection, here as there")
+    elif option in get_args(RolloutRs):
+        draft.put("algorithm.rolloutCorrection.rolloutRs", option, key)
+        _thresholds(draft, "rollout_rs_threshold", "algorithm.rolloutCorrection.rolloutRsThreshold", "2.0, or 0.5_2.0")
+    else:
+        draft.change(key, f"algorithm.rolloutCorrection.rolloutRs takes one option, not {option}: nothing is rejected")
+        draft.leave(threshold, "nothing is rejected")
+
+
+def _thresholds(draft: Draft, name: str, path: str, example: str) -> None:
+    """An upper threshold, or a lower and an upper one with `_` between."""
+    setting = draft.given(ROLLOUT_CORRECTION + name)
     if setting is None:
         return
-    lower, _, upper = str(draft.value(key)).rpartition("_")
+    lower, _, upper = str(draft.value(ROLLOUT_CORRECTION + name)).rpartition("_")
     try:
-        draft.put("algorithm.rolloutCorrection.rolloutIsThreshold", float(upper), key)
+        draft.put(path, float(upper), ROLLOUT_CORRECTION + name)
         if lower:
-            draft.set("algorithm.rolloutCorrection.rolloutIsThresholdLower", float(lower))
+            draft.set(f"{path}Lower", float(lower))
     except ValueError:
-        draft.fault(setting, "must be a number, such as 2.0, or two, such as 0.5_5.0")
+        draft.fault(setting, f"must be a number, such as {example}")
 
 
 def _kl_in_reward(draft: Draft) -> None:

@@ -142,6 +142,8 @@ VALUES = {
     f"{REF}.log_prob_micro_batch_size": (16, []),
     f"{REF}.log_prob_use_dynamic_bsz": ("true", [f"{ACTOR}.use_kl_loss=true"]),
     f"{REF}.log_prob_max_token_len_per_gpu": (8192, DYNAMIC),
+    "algorithm.rollout_correction.rollout_rs": ("seq_mean_k1", []),
+    "algorithm.rollout_correction.rollout_rs_threshold": ("3.0", ["algorithm.rollout_correction.rollout_rs=token_k2"]),
     "actor_rollout_ref.model.lora_alpha": ("64", ["actor_rollout_ref.model.lora_rank=8"]),
     "actor_rollout_ref.model.target_modules": ("[q_proj]", ["actor_rollout_ref.model.lora_rank=8"]),
     "reward.custom_reward_function.path": ("/nowhere.py", []),
@@ -226,7 +228,7 @@ def test_unknown_key_names_the_nearest():
     ("override", "says"),
     [
         ("algorithm.adv_estimator=remax", "remax is no estimator of this API yet: trained with grpo instead"),
-        ("algorithm.rollout_correction.rollout_rs=token_k1", "weighs samples by rolloutIs"),
+        ('algorithm.rollout_correction.rollout_rs="token_k1,seq_sum_k3"', "takes one option"),
         ("actor_rollout_ref.model.exclude_modules=[q_proj]", "model.lora.targetModules names"),
         (f"{ACTOR}.policy_loss.loss_mode=clip_cov", "actor.policyLoss.lossMode has no clip_cov yet: vanilla is used"),
         ("algorithm.adv_estimator=gdpo", "several reward.functions"),

@@ -42,7 +42,13 @@ CUTS: dict[str, dict[str, Any]] = {
 
 
 ROLLOUT_WEIGHT_MAX = 1.5
-ALGORITHM = {"rolloutCorrection": {"rolloutIsThreshold": ROLLOUT_WEIGHT_MAX}}
+ALGORITHM = {
+    "rolloutCorrection": {
+        "rolloutIsThreshold": ROLLOUT_WEIGHT_MAX, "rolloutRs": "seq_sum_k1", "rolloutRsThresholdLower": 0.9,
+    }
+}  # fmt: skip
+"""Log ratios of 0.7 and -0.7 in turn add up to 0.7 in responses of odd length, which are rejected: e^-0.7 is below 0.9.
+"""
 
 
 def batch(objective: str) -> list[Sample]:
@@ -127,7 +133,7 @@ def plain_gradients(model: Path, objective: str) -> tuple[dict[str, torch.Tensor
             clipped += count
         if s.rollout_log_probs is not None:
             weights = (old - torch.tensor(s.rollout_log_probs)).exp().clamp(max=ROLLOUT_WEIGHT_MAX)
-            token_loss = token_loss * weights
+            token_loss = token_loss * weights * (len(s.response_ids) % 2 == 0)
         if actor.use_kl_loss:
             d = log_probs - s.ref_log_probs
             token_loss = token_loss + actor.kl_loss_coef * {
@@ -216,11 +222,13 @@ def test_gradients_do_not_depend_on_the_cut_and_equal_plain_autograd(model: Path
         if "on-policy" in key:  # whatever the cut
             assert (metrics["pg_clipfrac"], metrics["pg_clipfrac_lower"], metrics["ppo_kl"]) == (0, 0, 0), key
         if "rollout" in key:
-            half = [ROLLOUT_WEIGHT_MAX, math.exp(-0.7)]  # by turns; responses of odd length have one more of the first
             assert metrics["rollout_log_prob_diff_mean"] == pytest.approx(0.7, rel=1e-4)
-            assert half[1] < metrics["rollout_is_mean"] < half[0]
+            # Of 40 trained tokens 20 are in responses of even length, one half below the threshold.
+            total = 10 * (ROLLOUT_WEIGHT_MAX + math.exp(-0.7))
+            squares = 10 * (ROLLOUT_WEIGHT_MAX**2 + math.exp(-1.4))
+            assert metrics["rollout_is_mean"] == pytest.approx(total / 40, rel=1e-4)
+            assert metrics["rollout_is_eff_sample_size"] == pytest.approx(total**2 / (40 * squares), rel=1e-4)
             assert metrics["rollout_k3_kl"] == pytest.approx(rollout_kl(), rel=1e-4)
-            assert 0.5 < metrics["rollout_is_eff_sample_size"] < 1
     assert any(metrics["pg_clipfrac"] > 0 for _, metrics in per_rank[0].values())
     assert any(metrics["pg_clipfrac_lower"] > 0 for _, metrics in per_rank[0].values())
 

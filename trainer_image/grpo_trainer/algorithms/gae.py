@@ -1,4 +1,4 @@
-"""GAE (arXiv 1506.02438, equation 16) without a critic: the value of a token is its own reward, V_t = r_t.
+"""GAE (arXiv 1506.02438) without a critic: the value of a token is its own reward, V_t = r_t.
 
 The temporal difference r_t + gamma V_(t+1) - V_t is then gamma r_(t+1). verl: `compute_gae_advantage_return` with
 `values` equal to the token rewards, before that function whitens.

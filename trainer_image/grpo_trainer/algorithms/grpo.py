@@ -1,4 +1,4 @@
-"""GRPO (DeepSeekMath, arXiv 2402.03300, section 4.1.2) and Dr.GRPO (arXiv 2503.20783, section 3.2).
+"""GRPO (DeepSeekMath, arXiv 2402.03300) and Dr.GRPO (arXiv 2503.20783).
 
 verl: `compute_grpo_outcome_advantage`, with `norm_adv_by_std_in_grpo=False` for the latter.
 """

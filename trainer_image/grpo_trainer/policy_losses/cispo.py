@@ -1,4 +1,4 @@
-"""CISPO, clipped importance-sampling weights (MiniMax-M1, arXiv 2506.13585, equations 4 and 5).
+"""CISPO, clipped importance-sampling weights (MiniMax-M1, arXiv 2506.13585, section 3.1).
 
 verl: `compute_policy_loss_cispo`. The paper sets no lower bound: `clipRatioLow: 1`.
 """

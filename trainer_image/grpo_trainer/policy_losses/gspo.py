@@ -1,4 +1,4 @@
-"""GSPO, group sequence policy optimisation, in its token form (arXiv 2507.18071, equations 7 and 14).
+"""GSPO, group sequence policy optimisation, in its token form (arXiv 2507.18071).
 
 verl: `compute_policy_loss_gspo`.
 """

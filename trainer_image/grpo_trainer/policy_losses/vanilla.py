@@ -1,5 +1,5 @@
-"""PPO's clipped surrogate (arXiv 1707.06347, equation 7) with clip-higher (DAPO, arXiv 2503.14476, equation 10) and
-dual clip (arXiv 1912.09729). verl: `compute_policy_loss_vanilla`.
+"""PPO's clipped surrogate (arXiv 1707.06347) with clip-higher (DAPO, arXiv 2503.14476) and dual clip (arXiv
+1912.09729). verl: `compute_policy_loss_vanilla`.
 """
 
 import torch

@@ -22,7 +22,7 @@ from grpo_trainer.lora import LoraLinear, add_lora, base_model
 from grpo_trainer.losses import TOKEN_SUMS, LossInputs, compute_loss
 from grpo_trainer.packing import Pack, idle_pack, pack_samples, to_device
 from grpo_trainer.policy_losses import find_loss
-from grpo_trainer.rollout_correction import Mismatch, importance_weights
+from grpo_trainer.rollout_correction import Mismatch, importance_weights, kept
 from grpo_trainer.sample import Sample
 from grpo_trainer.workers.model_loading import decoder_layers, load_model
 
@@ -306,16 +306,20 @@ class FsdpActor:
         """(T,) importance weights, 1 for samples without the rollout engine's log-probabilities; None where the spec
         wants none."""
         correction = self.spec.algorithm.rollout_correction
+        weighs = correction.rollout_is != "none"
         weights = []
         for sample, log_probs in zip(samples, old, strict=True):
             if sample.rollout_log_probs is None:
                 weights.append(torch.ones_like(log_probs))
                 continue
             log_ratio = log_probs - torch.tensor(sample.rollout_log_probs).to(log_probs)
-            weight = importance_weights(log_ratio, [len(log_ratio)], correction)
-            mismatch.add(log_ratio, None if correction.rollout_is == "none" else weight)
+            weight = (
+                importance_weights(log_ratio, [len(log_ratio)], correction) if weighs else torch.ones_like(log_probs)
+            )
+            weight = weight * kept(log_ratio, [len(log_ratio)], correction)
+            mismatch.add(log_ratio, weight)
             weights.append(weight)
-        return None if correction.rollout_is == "none" else torch.cat(weights)
+        return torch.cat(weights) if weighs or correction.rollout_rs != "none" else None
 
     def _reduce(self, sums: dict[str, torch.Tensor], counts: LossCounts) -> dict[str, float]:
         names = ["pg_loss", *TOKEN_SUMS] + (["kl_loss"] if self.spec.actor.use_kl_loss else [])
