@@ -8,11 +8,14 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from transformers import AutoModelForCausalLM, MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from grpo_api.job import parse_job
 from grpo_trainer import environment
-from grpo_trainer.rollout.base import Request, Response, Sampling
+from grpo_trainer.rollout.base import Request, Response, RolloutEngine, Sampling
+from grpo_trainer.sample import Sample
+from grpo_trainer.workers.fsdp import FsdpActor
 from tests.integration.trainer.run_support import make_job, make_model
 
 pytestmark = pytest.mark.trainer
@@ -73,3 +76,37 @@ def test_samples_by_the_weights_it_was_given(engine: str, directory: Path, tmp_p
     one.load_weights(parameters(directory / "model"))
     third = one.generate(REQUESTS)
     assert [response.token_ids for response in third] == [response.token_ids for response in first]
+
+    trained = train_adapters(directory, tmp_path, one)
+    assert_samples_of(trained, one.generate(REQUESTS))
+
+
+def train_adapters(directory: Path, tmp_path: Path, engine: RolloutEngine) -> Path:
+    """Gives the engine a policy of a base and trained adapters; a directory of that policy, merged by its definition."""
+    own_group = not dist.is_initialized()  # vLLM makes one
+    if own_group:
+        dist.init_process_group("gloo", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1)
+    try:
+        lora = {"rank": 4, "alpha": 32}
+        job = make_job(
+            directory, model={"path": str(directory / "model"), "dtype": "float32", "lora": lora},
+            actor={"useKlLoss": False, "optim": {"lr": 0.1}},
+        )  # fmt: skip
+        actor = FsdpActor(parse_job(job).spec, rank=0, world_size=1, device=torch.device("cpu"), total_updates=9)
+        samples = [Sample([1, 2, 3], [4 + k, 5, 6], 0, advantage=(-1.0) ** k) for k in range(4)]
+        for _ in range(2):
+            actor.update(samples)
+        engine.load_weights(actor.full_parameters())
+        lm = AutoModelForCausalLM.from_pretrained(directory / "model", dtype=torch.float32)
+        adapter = dict(actor.full_adapter())
+        for name, weight in lm.named_parameters():
+            layer = name.removesuffix(".weight")
+            if f"{layer}.lora_A" in adapter:
+                change = adapter[f"{layer}.lora_B"] @ adapter[f"{layer}.lora_A"]
+                assert change.abs().max() > 0.01
+                weight.data += 32 / 4 * change
+        lm.save_pretrained(tmp_path / "trained")
+    finally:
+        if own_group:
+            dist.destroy_process_group()
+    return tmp_path / "trained"
