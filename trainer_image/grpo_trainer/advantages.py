@@ -16,6 +16,7 @@ def compute_advantages(
     groups: list[int],
     lengths: list[int] | None = None,
     *,
+    baselines: Sequence[float] | None = None,
     token_penalties: Sequence[torch.Tensor] | None = None,
     function_scores: list[list[float | None]] | None = None,
 ) -> list[float | list[float] | None]:
@@ -30,8 +31,9 @@ def compute_advantages(
     - Sums are in float64, and every divisor has its source's epsilon added, so that rounding differences are damped
       to nothing instead of blown up.
 
-    `lengths` are the responses' tokens (1 each where not given), `token_penalties` a (T,) tensor for each response,
-    `function_scores` a list for each reward function, None where it failed.
+    `lengths` are the responses' tokens (1 each where not given), `baselines` the greedy rewards (0 each),
+    `token_penalties` a (T,) tensor for each response, `function_scores` a list for each reward function,
+    None where it failed.
     """
     lengths = lengths if lengths is not None else [1] * len(rewards)
     if not len(rewards) == len(groups) == len(lengths):
@@ -49,6 +51,7 @@ def compute_advantages(
         scores=scores,
         groups=torch.tensor([groups[index] for index in kept]).unique(return_inverse=True)[1],
         lengths=torch.tensor([lengths[index] for index in kept]),
+        baselines=torch.tensor([baselines[index] if baselines else 0.0 for index in kept], dtype=torch.float64),
         token_penalties=penalties,
         **_functions(spec, function_scores, kept, scores),
     )

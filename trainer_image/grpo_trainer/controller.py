@@ -21,6 +21,7 @@ from grpo_trainer.checkpoint import CheckpointError, begin_anew
 from grpo_trainer.checkpoint_files import CheckpointInfo
 from grpo_trainer.data import Prompt, PromptLoader
 from grpo_trainer.errors import PeerLostError, UserInputError
+from grpo_trainer.greedy_baseline import add_greedy, split_greedy
 from grpo_trainer.kl_control import KlInReward
 from grpo_trainer.metrics import StepReport, TrainerMetrics, log_line, warnings
 from grpo_trainer.partition import balanced, equal_runs
@@ -178,7 +179,7 @@ class Controller:
         if spec.has_reference:
             with step.phase("ref"):
                 self._log_probs(mini_batches, "ref_log_probs", reference=True)
-        reward_kl = self._set_advantages(samples, result)
+        reward_kl = self._set_advantages(samples, result, [one.baseline for one in responses])
         with step.phase("update"):
             updates = [
                 gang.each("update", by_rank, on_policy=(epoch, number) == (0, 0))[0]
@@ -199,7 +200,10 @@ class Controller:
         with step.phase("rollout"):
             responses = self._roll_out(step.number, prompts, number * len(prompts))
         with step.phase("reward"):
-            return prompts, responses, self._pool.score([self._row(prompts[one.group], one) for one in responses])
+            result = self._pool.score([self._row(prompts[one.group], one) for one in responses])
+        if self._spec.algorithm.adv_estimator == "remax":
+            responses, result = split_greedy(self._spec, responses, result)
+        return prompts, responses, result
 
     def _roll_out(self, step: int, prompts: list[Prompt], before: int) -> list[Response]:
         """Responses by prompt, then number. `before` groups of the step have been sampled already: seeds differ."""
@@ -209,6 +213,8 @@ class Controller:
             for group, prompt in enumerate(prompts)
             for number in range(rollout.n)
         ]
+        if self._spec.algorithm.adv_estimator == "remax":
+            requests = add_greedy(requests, rollout.n)
         engines = equal_runs(requests, self._plan.rollout_workers)
         size = rollout.tensor_model_parallel_size
         answers = self._gang.each("generate", [one for one in engines for _ in range(size)])
@@ -244,7 +250,7 @@ class Controller:
             for one, reward in zip(sampled.responses, sampled.result.rewards, strict=True)
         ]
 
-    def _set_advantages(self, samples: list[Sample], result: RewardResult) -> float | None:
+    def _set_advantages(self, samples: list[Sample], result: RewardResult, baselines: list[float]) -> float | None:
         """Returns the KL that was taken off the rewards, where it is."""
         penalties, kl = self._kl_in_reward.penalties(samples) if self._kl_in_reward else (None, None)
         advantages = compute_advantages(
@@ -252,6 +258,7 @@ class Controller:
             result.rewards,
             [sample.group for sample in samples],
             [len(sample.response_ids) for sample in samples],
+            baselines=baselines,
             token_penalties=penalties,
             function_scores=result.function_scores or None,
         )

@@ -19,6 +19,7 @@ AdvEstimator = Literal[
     "gdpo",
     "reinforce_plus_plus",
     "reinforce_plus_plus_baseline",
+    "remax",
     "gae",
 ]
 
@@ -94,10 +95,10 @@ class AlgorithmSpec(ApiModel):
 
     adv_estimator: AdvEstimator = "grpo"
     """Advantage estimator. Against the own group's rewards: `grpo`, `dr_grpo` (not divided by their deviation), `rloo`
-    (the mean of the others), `opo` (mean weighted by length), `gpg`, `max_rl` (divided by the mean), `grpo_passk` (only
-    the best response), `gdpo` (each reward function by itself), `reinforce_plus_plus_baseline` (whitened over the
-    step). Against the whole step: `reinforce_plus_plus`. `gae` without a critic takes each token's reward as its value.
-    Formulas and sources are in docs/algorithms.md."""
+    (the mean of the others), `opo` (mean weighted by length), `gpg`, `max_rl` (divided by the mean), `grpo_passk`
+    (only the best response), `gdpo` (each reward function by itself), `reinforce_plus_plus_baseline` (whitened over
+    the step). Against the whole step: `reinforce_plus_plus`. Against a greedy response to the same prompt: `remax`.
+    `gae` without a critic takes each token's reward as its value. Formulas and sources are in docs/algorithms.md."""
     adv_estimator_path: ImportPath | None = None
     """An estimator of your own instead of `advEstimator`: a function that the pods can import, such as
     `my_package.advantages:mine`. What it takes and returns is in docs/algorithms.md."""

@@ -82,7 +82,7 @@ def test_samples_by_the_weights_it_was_given(engine: str, directory: Path, tmp_p
 
 
 def train_adapters(directory: Path, tmp_path: Path, engine: RolloutEngine) -> Path:
-    """Gives the engine a policy of a base and trained adapters; a directory of that policy, merged by its definition."""
+    """Gives the engine a base with trained adapters; returns the directory of that policy, merged by its definition."""
     own_group = not dist.is_initialized()  # vLLM makes one
     if own_group:
         dist.init_process_group("gloo", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1)

@@ -48,8 +48,8 @@ _add("sglang", {"rollout.engine": "sglang"}, "spec.rollout.engine", '"sglang"', 
      "sglang is not in this API yet", admission=('"sglang"', '"vllm", "hf"'))
 _add("overlong-buffer", {"reward.overlongBuffer": {"enable": True, "len": 4096}, "data.maxResponseLength": 512},
      "spec.reward.overlongBuffer.len", "4096", "data.maxResponseLength (512)", "lower it")
-_add("remax", {"algorithm.advEstimator": "remax"}, "spec.algorithm.advEstimator", '"remax"', "grpo, dr_grpo, rloo",
-     admission=('"remax"', '"grpo", "dr_grpo", "rloo"'))
+_add("vtrace", {"algorithm.advEstimator": "vtrace"}, "spec.algorithm.advEstimator", '"vtrace"', "grpo, dr_grpo, rloo",
+     admission=('"vtrace"', '"grpo", "dr_grpo", "rloo"'))
 _add("critic", {"critic": {"ppoEpochs": 1}}, "spec.critic", "not in this API yet", "remove this section",
      admission=("a critic is not in this API yet", "remove"))
 _add("trainer-ppo", {"algorithm.trainer": "ppo"}, "spec.algorithm.trainer", '"ppo"',

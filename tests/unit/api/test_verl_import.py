@@ -227,7 +227,10 @@ def test_unknown_key_names_the_nearest():
 @pytest.mark.parametrize(
     ("override", "says"),
     [
-        ("algorithm.adv_estimator=remax", "remax is no estimator of this API yet: trained with grpo instead"),
+        (
+            "algorithm.adv_estimator=optimal_token_baseline",
+            "optimal_token_baseline is no estimator of this API yet: trained with grpo instead",
+        ),
         ('algorithm.rollout_correction.rollout_rs="token_k1,seq_sum_k3"', "takes one option"),
         ("actor_rollout_ref.model.exclude_modules=[q_proj]", "model.lora.targetModules names"),
         (f"{ACTOR}.policy_loss.loss_mode=clip_cov", "actor.policyLoss.lossMode has no clip_cov yet: vanilla is used"),

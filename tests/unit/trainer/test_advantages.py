@@ -12,7 +12,7 @@ from grpo_trainer.errors import SpecError
 from tests.unit.trainer.trainer_support import make_spec
 
 NAMES = get_args(AdvEstimator)
-WITHIN_GROUPS = [name for name in NAMES if name not in ("reinforce_plus_plus", "gae")]
+WITHIN_GROUPS = [name for name in NAMES if name not in ("reinforce_plus_plus", "remax", "gae")]
 
 
 def spec(**algorithm: object) -> GRPOJobSpec:
@@ -77,6 +77,14 @@ def test_gae_without_a_critic_discounts_the_next_reward() -> None:
     assert got == [pytest.approx([(g * lam) ** 2 * g * 2, g * lam * g * 2, g * 2, 0.0]), [0.0]]
 
 
+def test_remax_compares_with_the_greedy_response() -> None:
+    penalties = [torch.tensor([0.1, 0.2]), torch.tensor([0.5])]
+    got = compute_advantages(
+        spec(advEstimator="remax"), [1.0, 0.25], [0, 1], [2, 1], baselines=[0.5, 1.0], token_penalties=penalties
+    )
+    assert got == [pytest.approx([1 - 0.3 - 0.5, 1 - 0.2 - 0.5]), pytest.approx([0.25 - 0.5 - 1.0])]
+
+
 def test_gdpo_normalises_each_function_by_itself() -> None:
     two = [
         {"name": "small", "weight": 2.0, "builtin": {"rule": "exact_match"}},
@@ -125,7 +133,7 @@ def test_rounding_is_not_blown_up(name: str) -> None:
         assert (first - first.mean()).abs().max() < 1e-9
     alone = advantages(name, rewards[:4], [0] * 4, [2] * 4)
     flat = torch.tensor([v for value in alone for v in (value if isinstance(value, list) else [value])])
-    if name != "gae":
+    if name not in ("gae", "remax"):
         assert flat.abs().max() < 1e-6
 
 
@@ -140,5 +148,5 @@ def test_the_kl_penalty_is_taken_off_token_by_token() -> None:
 
 
 def test_an_unknown_estimator_lists_the_names() -> None:
-    with pytest.raises(SpecError, match="'remax'; use one of dr_grpo, gae, gdpo, gpg, grpo, "):
-        ESTIMATORS.find("remax")
+    with pytest.raises(SpecError, match="'vtrace'; use one of dr_grpo, gae, gdpo, gpg, grpo, "):
+        ESTIMATORS.find("vtrace")

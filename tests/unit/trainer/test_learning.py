@@ -160,6 +160,7 @@ def right_share(worker: Worker) -> float:
 RECIPES: dict[str, dict[str, Any]] = {
     "grpo": {},
     "rloo": {"algorithm": {"advEstimator": "rloo"}},
+    "remax": {"algorithm": {"advEstimator": "remax"}},
     "grpo, LoRA, KL": {
         "model": {"lora": {"rank": 8, "alpha": 16}},
         "actor": {"useKlLoss": True, "klLossCoef": 1e-3},

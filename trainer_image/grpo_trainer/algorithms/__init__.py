@@ -53,5 +53,6 @@ from grpo_trainer.algorithms import (  # noqa: E402, F401
     max_rl,
     opo,
     reinforce_plus_plus,
+    remax,
     rloo,
 )

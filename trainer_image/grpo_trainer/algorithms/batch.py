@@ -21,6 +21,8 @@ class RewardBatch:
     """(B,) int64, 0 to G-1: responses to the same prompt share a number."""
     lengths: torch.Tensor
     """(B,) int64 tokens of the responses."""
+    baselines: torch.Tensor
+    """(B,) with `remax` the reward of the greedy response to the same prompt, else 0."""
     token_penalties: tuple[torch.Tensor, ...] | None = None
     """For each response (T,): what the KL takes off each token's reward; None without it."""
     function_scores: torch.Tensor | None = None

@@ -72,6 +72,8 @@ class Response:
     """T log-probabilities of the distribution that was drawn from; none for a request with a sampling of its own."""
     truncated: bool
     """Cut at `data.maxResponseLength`."""
+    baseline: float = 0.0
+    """With `remax` the reward of the greedy response to the same prompt; 0 where that has none."""
 
 
 class RolloutEngine(Protocol):
