@@ -22,6 +22,21 @@ REWARD_STD = Metric("grpo_reward_std", "gauge", "Standard deviation of the last 
 REWARD_FUNCTION_MEAN = Metric(
     "grpo_reward_function_mean", "gauge", "Mean score of one reward function, unweighted.", ("function",)
 )
+REWARD_FUNCTION_STD = Metric(
+    "grpo_reward_function_std",
+    "gauge",
+    "Standard deviation of one reward function's scores, unweighted.",
+    ("function",),
+)
+REWARD_FUNCTION_SECONDS = Metric(
+    "grpo_reward_function_seconds_total",
+    "counter",
+    "Seconds of one reward function's calls, all processes together.",
+    ("function",),
+)
+REWARD_THROUGHPUT = Metric(
+    "grpo_reward_responses_per_second", "gauge", "Responses scored in a second of the last step's reward phase."
+)
 REWARD_ERRORS = Metric(
     "grpo_reward_errors_total",
     "counter",

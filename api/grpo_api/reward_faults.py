@@ -6,7 +6,7 @@ from pydantic import ValidationError
 
 from grpo_api.errors import FieldError, exactly_one
 from grpo_api.explain import explain
-from grpo_api.spec.reward import BuiltinReward, PythonReward
+from grpo_api.spec.reward import BuiltinReward, ClipSpec, PythonReward
 from grpo_api.spec.reward_rules import RULES, CodeParams, rule_params
 from grpo_api.spec.root import GRPOJobSpec
 
@@ -25,11 +25,22 @@ def reward_faults(spec: GRPOJobSpec) -> list[FieldError]:
             faults.append(FieldError(f"{path}.name", function.name, "is used twice; names must differ: rename one"))
         kinds: dict[str, object] = {"builtin": function.builtin, "python": function.python}
         faults += exactly_one(path, kinds, "builtin: {rule: numeric}")
+        faults += _clip_faults(function.clip, f"{path}.clip")
         if function.builtin is not None:
             faults += _rule_faults(function.builtin, f"{path}.builtin.params", spec.reward.timeout_seconds)
         if function.python is not None:
             faults += _python_faults(function.name, function.python, f"{path}.python")
     return faults
+
+
+def _clip_faults(clip: ClipSpec | None, path: str) -> list[FieldError]:
+    if clip is None:
+        return []
+    if clip.min is None and clip.max is None:
+        return [FieldError(path, None, "set min, max or both; none is set")]
+    if clip.min is not None and clip.max is not None and clip.min >= clip.max:
+        return [FieldError(f"{path}.min", clip.min, f"must be less than max ({clip.max:g}): lower it")]
+    return []
 
 
 def _rule_faults(builtin: BuiltinReward, path: str, timeout: float) -> list[FieldError]:

@@ -52,7 +52,7 @@ class Trial:
         loaded = self._running().loaded
         assert loaded is not None
         self.form: str = loaded[0]["form"]
-        self.whole_batch: bool = loaded[0]["whole_batch"]
+        self.whole_batch = loaded[0]["batch_size"] is None
 
     def __enter__(self) -> "Trial":
         return self

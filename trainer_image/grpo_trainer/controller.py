@@ -28,7 +28,8 @@ from grpo_trainer.partition import balanced, equal_runs
 from grpo_trainer.progress import Pace, ProgressServer, progress_of, rfc3339
 from grpo_trainer.ray_gang import Gang
 from grpo_trainer.rewards.overlong import overlong_penalty
-from grpo_trainer.rewards.pool import RewardPool, RewardResult
+from grpo_trainer.rewards.pool import RewardPool
+from grpo_trainer.rewards.result import RewardResult, standard_deviations
 from grpo_trainer.rollout.base import Request, Response, request_seed
 from grpo_trainer.sample import Sample
 from grpo_trainer.sampling import Sampled, sample_step
@@ -70,6 +71,7 @@ class Controller:
         self._spec, self._gang, self._loader, self._tokenizer = job.spec, gang, loader, tokenizer
         self._pool, self._server, self._metrics, self._attempt = pool, server, metrics, attempt
         self._plan = job.batch_plan
+        self._names = [function.name for function in job.spec.reward.functions]
         trainer = job.spec.trainer
         self._total = trainer.total_steps or loader.steps_per_epoch * (trainer.total_epochs or 1)
         self._run_id = str(job.metadata.get("uid") or job.name)
@@ -161,8 +163,7 @@ class Controller:
 
     def _step(self, step: _Step) -> None:
         spec, gang = self._spec, self._gang
-        names = [function.name for function in spec.reward.functions]
-        sampled = sample_step(partial(self._draw, step), spec.algorithm.filter_groups, step.number, names)
+        sampled = sample_step(partial(self._draw, step), spec.algorithm.filter_groups, step.number, self._names)
         responses, result = sampled.responses, sampled.result
         self._check_rewards(step.number, result)
         buffer, longest = spec.reward.overlong_buffer, spec.data.max_response_length
@@ -360,6 +361,8 @@ class Controller:
             truncated=fmean(one.truncated for one in responses),
             zero_std_groups=_zero_std_groups(result.rewards, [one.group for one in responses]),
             function_means=result.function_means,
+            function_stds=standard_deviations(self._names, result.function_scores) if result.function_scores else {},
+            function_seconds=result.function_seconds,
             reward_errors=result.errors,
             loss=mean("pg_loss"),
             kl=mean("kl_loss") if self._spec.actor.use_kl_loss else reward_kl,

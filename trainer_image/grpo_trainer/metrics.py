@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from grpo_api import metric_names as names
 from grpo_api.metric_names import JOB_LABELS, Metric
-from grpo_trainer.rewards.pool import CAUSES
+from grpo_trainer.rewards.result import CAUSES
 
 # A counter's `_created` series would double the number of series and says nothing that the job's start does not.
 prometheus_client.disable_created_metrics()
@@ -36,6 +36,9 @@ class StepReport:
     zero_std_groups: float
     """Share of groups whose rewards are all equal, 0 to 1."""
     function_means: dict[str, float] = field(default_factory=dict)
+    function_stds: dict[str, float] = field(default_factory=dict)
+    function_seconds: Mapping[str, float] = field(default_factory=dict)
+    """Seconds of each reward function's calls, all processes together."""
     reward_errors: Mapping[tuple[str, str], int] = field(default_factory=dict)
     """Failed samples of this step by (function, cause)."""
     loss: float | None = None
@@ -73,6 +76,12 @@ class StepReport:
     def reward_std(self) -> float | None:
         """Population standard deviation over all responses of the step."""
         return pstdev(self.rewards) if self.rewards else None
+
+    @property
+    def rewards_per_second(self) -> float | None:
+        """Responses that were scored / seconds of scoring, over all rounds of sampling."""
+        seconds = self.phase_seconds.get("reward")
+        return self.responses * self.sampling_rounds / seconds if seconds else None
 
     @property
     def tokens_per_second(self) -> float:
@@ -115,6 +124,7 @@ class TrainerMetrics:
             (names.TOTAL_STEPS, report.total_steps),
             (names.REWARD_MEAN, report.reward_mean),
             (names.REWARD_STD, report.reward_std),
+            (names.REWARD_THROUGHPUT, report.rewards_per_second),
             (names.ZERO_STD_GROUPS, report.zero_std_groups),
             (names.RESPONSE_LENGTH, report.response_length),
             (names.TRUNCATED, report.truncated),
@@ -138,6 +148,10 @@ class TrainerMetrics:
             self.set(names.REWARD_FUNCTION_MEAN, mean, function=function)
             for cause in CAUSES:  # from 0, as rate() does not see a counter's first value
                 self.add(names.REWARD_ERRORS, 0, function=function, cause=cause)
+        for function, deviation in report.function_stds.items():
+            self.set(names.REWARD_FUNCTION_STD, deviation, function=function)
+        for function, seconds in report.function_seconds.items():
+            self.add(names.REWARD_FUNCTION_SECONDS, seconds, function=function)
         for (function, cause), count in report.reward_errors.items():
             self.add(names.REWARD_ERRORS, count, function=function, cause=cause)
         for phase, seconds in report.phase_seconds.items():
@@ -191,6 +205,7 @@ def log_line(report: StepReport) -> str:
     }
     if len(report.function_means) > 1:
         values |= {f"reward/{name}": mean for name, mean in report.function_means.items()}
+        values |= {f"reward/{name}/std": deviation for name, deviation in report.function_stds.items()}
     values |= {f"reward_errors/{name}/{cause}": count for (name, cause), count in report.reward_errors.items()}
     shown = " ".join(f"{key}={_short(value)}" for key, value in values.items() if value is not None)
     return f"step={report.step}/{report.total_steps} {shown}"

@@ -11,7 +11,7 @@ from statistics import fmean
 from grpo_api.spec.training import FilterGroupsSpec
 from grpo_trainer.data import Prompt
 from grpo_trainer.errors import UserInputError
-from grpo_trainer.rewards.pool import RewardResult
+from grpo_trainer.rewards.result import RewardResult
 from grpo_trainer.rollout.base import Response
 
 log = logging.getLogger(__name__)
@@ -41,12 +41,13 @@ def sample_step(draw: Draw, spec: FilterGroupsSpec, step: int, reward_names: lis
     prompts, responses, result = draw(0)
     if not spec.enable:
         return Sampled(prompts, responses, result)
-    size, rounds, errors = len(prompts), 0, Counter[tuple[str, str]]()
+    size, rounds, errors, seconds = len(prompts), 0, Counter[tuple[str, str]](), Counter[str]()
     kept: list[_Group] = []
     spare: list[_Group] = []
     while True:
         rounds += 1
         errors.update(result.errors)
+        seconds.update(result.function_seconds)
         for group in _groups(prompts, responses, result):
             (kept if group.differs else spare).append(group)
         if len(kept) >= size or rounds == spec.max_num_gen_batches:
@@ -67,7 +68,7 @@ def sample_step(draw: Draw, spec: FilterGroupsSpec, step: int, reward_names: lis
             step, len(kept), size, rounds,
         )  # fmt: skip
     chosen = kept[:size] + spare[: max(0, size - len(kept))]
-    return _merge(chosen, len(kept), rounds, errors, reward_names)
+    return _merge(chosen, len(kept), rounds, errors, seconds, reward_names)
 
 
 @dataclass
@@ -94,7 +95,12 @@ def _groups(prompts: list[Prompt], responses: list[Response], result: RewardResu
 
 
 def _merge(
-    groups: list[_Group], kept: int, rounds: int, errors: Counter[tuple[str, str]], reward_names: list[str]
+    groups: list[_Group],
+    kept: int,
+    rounds: int,
+    errors: Counter[tuple[str, str]],
+    seconds: Counter[str],
+    reward_names: list[str],
 ) -> Sampled:
     scores = [
         [score for part in parts for score in part] for parts in zip(*(g.function_scores for g in groups), strict=True)
@@ -106,7 +112,7 @@ def _merge(
     return Sampled(
         prompts=[group.prompt for group in groups],
         responses=[replace(one, group=place) for place, group in enumerate(groups) for one in group.responses],
-        result=RewardResult([reward for group in groups for reward in group.rewards], means, errors, scores),
+        result=RewardResult([reward for group in groups for reward in group.rewards], means, errors, scores, seconds),
         rounds=rounds,
         fill=set(range(min(kept, len(groups)), len(groups))),
     )

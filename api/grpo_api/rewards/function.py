@@ -1,6 +1,5 @@
 """The user's reward functions: load a source text, call its function, check the result, and say where it failed."""
 
-import asyncio
 import inspect
 import linecache
 import math
@@ -41,9 +40,9 @@ class PythonFunction:
         return code.co_firstlineno if code else None
 
     @property
-    def whole_batch(self) -> bool:
-        """It is given all rows of a step in one call, else exactly one row a call."""
-        return self.signature.form != "verl"
+    def batch_size(self) -> int | None:
+        """Rows that a call takes at most; None: all of a step."""
+        return 1 if self.signature.form == "verl" else None
 
     def __call__(self, rows: Sequence[RewardRow]) -> list[float | None]:
         """Scores of the rows. Raises TypeError on a wrong result, and what the function raises."""
@@ -107,7 +106,11 @@ def _conversations(rows: Sequence[RewardRow]) -> dict[str, Any]:
 
 
 def _finished(result: Any) -> Any:
-    return asyncio.run(_wait(result)) if inspect.isawaitable(result) else result
+    if not inspect.isawaitable(result):
+        return result
+    import asyncio  # a third of a process's start, for the few that need it
+
+    return asyncio.run(_wait(result))
 
 
 async def _wait(awaitable: Any) -> Any:

@@ -20,7 +20,7 @@ LOAD_TIMEOUT = 120.0
 """Seconds that a process may take to import the functions, before calls and their own limit begin."""
 _TRANSFER_TIMEOUT = 30
 """Seconds that a message may take to pass the socket."""
-_WHERE_TIMEOUT = 0.5
+WHERE_TIMEOUT = 0.5
 """Seconds to wait for the line that a call hangs on."""
 
 
@@ -45,6 +45,8 @@ class RewardProcess:
         )
         theirs.close()
         self.connection = Connection(ours.detach())
+        self.end = os.pidfd_open(self.process.pid)
+        """Readable once the process has ended, even where a child that it forked holds the socket open."""
         self.loaded: list[dict[str, Any]] | None = None
         self.connection.send(config)
 
@@ -58,19 +60,31 @@ class RewardProcess:
 
         Waits a moment for the process to say so; one that is deep in C code may not. What it sends is used up: kill it.
         """
-        text = f"the call took more than reward.timeoutSeconds ({limit:g} s) and was killed"
+        where = ""
         with suppress(OSError, EOFError, ValueError):
+            self.ask_where()
+            if wait([self.connection], WHERE_TIMEOUT):
+                where = str(self.receive().get("where") or "")
+        return describe_overdue(limit, where)
+
+    def ask_where(self) -> None:
+        """Have the process send the line that it is on, as `{"where": text}`. One that is deep in C code may not."""
+        with suppress(ProcessLookupError):
             os.kill(self.process.pid, signal.SIGUSR1)
-            if wait([self.connection], _WHERE_TIMEOUT) and (where := self.receive().get("where")):
-                return f"{where}: {text}"
-        return text
 
     def kill(self) -> int:
         """Kill the process and its children; returns its exit code."""
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.connection.close()
+        os.close(self.end)
         return self.process.wait()
+
+
+def describe_overdue(limit: float, where: str) -> str:
+    """Text for a call that took more than `limit` seconds, with the line that it was on where that is known."""
+    text = f"the call took more than reward.timeoutSeconds ({limit:g} s) and was killed"
+    return f"{where}: {text}" if where else text
 
 
 def describe_end(code: int) -> str:

@@ -30,7 +30,8 @@ class Scorer(Protocol):
     """What the process calls: a user's function, or a rule with the same face."""
 
     @property
-    def whole_batch(self) -> bool: ...
+    def batch_size(self) -> int | None:
+        """Rows that a call takes at most; None: all of a step."""
 
     @property
     def line(self) -> int | None: ...
@@ -73,6 +74,9 @@ def serve(fd: int, load_item: Callable[[dict[str, Any]], Scorer] = load_python) 
     connection = Connection(fd)
     threading.Thread(target=_follow_parent, args=(os.getppid(),), daemon=True).start()
     config = connection.recv()
+    own = os.getpid()
+    # What goes to the standard output past Python's own, such as that of a program it starts, has no limit: to nowhere.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     if config["memory_limit"] is not None:
         _limit_memory(config["memory_limit"])
     output = _CappedOutput(sys.stderr)
@@ -86,11 +90,11 @@ def serve(fd: int, load_item: Callable[[dict[str, Any]], Scorer] = load_python) 
             scorer = load_item(item)
             scorers.append(scorer)
             form = getattr(getattr(scorer, "signature", None), "form", None)
-            loaded.append({"whole_batch": scorer.whole_batch, "form": form, "error": None})
+            loaded.append({"batch_size": scorer.batch_size, "form": form, "error": None})
         except BaseException as error:  # the user's module may raise anything, SystemExit included
             scorers.append(None)
             text = describe_error(error, _file(item)) if "source" in item else str(error)
-            loaded.append({"whole_batch": False, "form": None} | _failure(error, text))
+            loaded.append({"batch_size": 1, "form": None} | _failure(error, text))
     files = {_file(item) for item in config["functions"]}
     signal.signal(signal.SIGUSR1, lambda _, frame: _send(connection, {"where": _where(frame, files)}))
     _send(connection, {"loaded": loaded})
@@ -103,6 +107,8 @@ def serve(fd: int, load_item: Callable[[dict[str, Any]], Scorer] = load_python) 
         output.renew()
         scorer_now = scorers[index]
         answer = loaded[index] if scorer_now is None else _call(scorer_now, _file(config["functions"][index]), rows)
+        if os.getpid() != own:
+            os._exit(0)  # a child that the call forked, and that returned from it as well: its parent answers
         _send(connection, {"task": task} | answer)
 
 

@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import ConfigDict, Field
 
-from grpo_api.base import ApiModel, FreeObject, Name, cel_rules, exactly_one
+from grpo_api.base import ApiModel, FreeObject, Name, Size, cel, cel_rules, exactly_one
 
 
 class BuiltinReward(ApiModel):
@@ -41,6 +41,21 @@ class PythonReward(ApiModel):
     returning a list of floats or None; or `(batch)`, returning a tensor, array or list of shape (B,)."""
 
 
+class ClipSpec(ApiModel):
+    """Bounds of a function's scores."""
+
+    model_config = ConfigDict(
+        json_schema_extra=cel_rules(
+            cel("has(self.min) || has(self.max)", "set min, max or both; none is set"),
+            cel("!has(self.min) || !has(self.max) || self.min < self.max", "min must be less than max"),
+        )
+    )
+    min: float | None = Field(default=None, ge=-1e6, le=1e6)
+    """Lower scores become this."""
+    max: float | None = Field(default=None, ge=-1e6, le=1e6)
+    """Higher scores become this."""
+
+
 class RewardFunction(ApiModel):
     """One weighted reward: exactly one of `builtin` and `python`."""
 
@@ -51,6 +66,8 @@ class RewardFunction(ApiModel):
     """Name in metrics and logs; no two functions share one."""
     weight: float = Field(default=1.0, ge=-1e6, le=1e6)
     """Factor in the weighted sum; a negative one makes a penalty."""
+    clip: ClipSpec | None = None
+    """Bounds of each score, before its weight."""
     builtin: BuiltinReward | None = None
     """A rule that ships with the trainer."""
     python: PythonReward | None = None
@@ -82,8 +99,14 @@ class RewardSpec(ApiModel):
     """Seconds a sample's scoring may take; a call that takes longer is killed and counts as an error."""
     workers: int = Field(default=2, ge=1, le=256)
     """Processes of the reward pool, in the head pod."""
+    worker_memory: Size | None = None
+    """Memory that the Python of each process may take, as in `2Gi`; an allocation beyond it raises MemoryError. Unset:
+    a quarter of the pod's, and at least 1Gi."""
     overlong_buffer: OverlongBufferSpec = Field(default_factory=OverlongBufferSpec)
     """Penalty of long responses, beside the functions; `gdpo` and `filterGroups` do not see it."""
     on_error: Literal["Mask", "Zero"] = "Mask"
-    """What a sample counts whose reward raises, times out, or is None or NaN: `Mask` takes it out of its group and of
-    the loss, `Zero` scores it 0."""
+    """What a sample counts where a function raises, times out, ends its process or returns NaN or an infinity: `Mask`
+    takes it out of its group and of the loss, `Zero` scores it 0."""
+    on_none: Literal["Skip", "Error"] = "Skip"
+    """What None from a function means: `Skip` leaves the function out of that sample's sum, as in TRL; `Error` is a
+    failure as `onError` has it, which a sample without any score is under both."""

@@ -284,6 +284,14 @@ _later("regex-broken",
 _later("rule-param",
        {"reward.functions": [{"name": "a", "builtin": {"rule": "numeric", "params": {"tolerence": 1}}}]},
        "spec.reward.functions[0].builtin.params.tolerence", "1", "did you mean tolerance?")
+_add("clip-empty", {"reward.functions": [{"name": "a", "builtin": {"rule": "numeric"}, "clip": {}}]},
+     "spec.reward.functions[0].clip", "set min, max or both", admission=("set min, max or both",))
+_add("clip-order",
+     {"reward.functions": [{"name": "a", "builtin": {"rule": "numeric"}, "clip": {"min": 1, "max": 1}}]},
+     "spec.reward.functions[0].clip.min", "1", "must be less than max (1)", "lower it",
+     admission=("min must be less than max",), admission_path="spec.reward.functions[0].clip")
+_add("worker-memory", {"reward.workerMemory": "lots"}, "spec.reward.workerMemory", '"lots"', "no Kubernetes quantity",
+     admission=("no Kubernetes quantity",))
 for _name, _rule, _params, _field, *_words in (
     ("tolerance-negative", "numeric", {"tolerance": -1}, "tolerance", "-1", "at least 0"),
     ("gsm8k-method", "gsm8k", {"method": "exact"}, "method", '"exact"', "strict, flexible"),

@@ -15,7 +15,7 @@ from grpo_trainer.data import Prompt
 from grpo_trainer.errors import UserInputError
 from grpo_trainer.metrics import TrainerMetrics
 from grpo_trainer.progress import ProgressServer
-from grpo_trainer.rewards.pool import RewardResult
+from grpo_trainer.rewards.result import RewardResult
 from grpo_trainer.rollout.base import Response
 from grpo_trainer.sample import Sample
 from tests.unit.trainer.trainer_support import make_job

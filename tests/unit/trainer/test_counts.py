@@ -14,7 +14,7 @@ from grpo_trainer.data import Prompt
 from grpo_trainer.metrics import TrainerMetrics
 from grpo_trainer.packing import pack_samples
 from grpo_trainer.progress import ProgressServer
-from grpo_trainer.rewards.pool import RewardResult
+from grpo_trainer.rewards.result import RewardResult
 from grpo_trainer.rollout.base import Response
 from tests.unit.api.test_batch_properties import fitting, make_spec
 

@@ -39,6 +39,9 @@ def test_values():
     assert found["grpo_reward_mean"] == {(): 0.25}
     assert found["grpo_reward_std"][()] == pytest.approx(0.4330127)
     assert found["grpo_reward_function_mean"] == {("correct",): 0.25}
+    assert found["grpo_reward_function_std"] == {("correct",): 0.433}
+    assert found["grpo_reward_function_seconds_total"] == {("correct",): 0.18}
+    assert found["grpo_reward_responses_per_second"] == {(): 80}
     errors = {
         (cause, "correct"): 2 * (cause == "timeout") for cause in ("exception", "timeout", "crash", "none", "nan")
     }
@@ -68,7 +71,9 @@ def test_log_line():
         "rollout_kl=2e-05 reward_errors/correct/timeout=2"
     )
     two = replace(REPORT, kl=None, function_means={"correct": 0.5, "short": 1.0}, reward_errors={})
-    assert log_line(two).endswith("rollout_mismatch=0.001 rollout_kl=2e-05 reward/correct=0.5 reward/short=1")
+    assert log_line(two).endswith(
+        "rollout_mismatch=0.001 rollout_kl=2e-05 reward/correct=0.5 reward/short=1 reward/correct/std=0.433"
+    )
     assert " kl=" not in log_line(two)
 
 

@@ -101,7 +101,7 @@ REFUSED = {
     "shell": "import os; assert os.system('true') == 0",
     "signal-to-parent": "import os; os.kill(os.getppid(), 0)",
     "signal-to-all": "import os; os.kill(-1, 0)",
-    "more-memory": "import resource; resource.setrlimit(resource.RLIMIT_AS, (1 << 40, 1 << 40)); bytearray(1 << 30)",
+    "more-memory": "import resource; resource.setrlimit(resource.RLIMIT_AS, (1 << 40, 1 << 40)); bytearray(540 << 20)",
     "memory": "bytearray(600 << 20)",
     "parents-environment": "import os; open(f'/proc/{os.getppid()}/environ').read()",
     "write-outside": "open('/tmp/outside', 'w')",

@@ -7,13 +7,21 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.reward_soak import soak
+from grpo_api.rewards.process import RewardProcess
+from grpo_api.rewards.rows import RewardRow
 from grpo_api.spec.reward import BuiltinReward, PythonReward, RewardFunction, RewardSpec
 from grpo_trainer.errors import UserInputError
-from grpo_trainer.rewards.pool import RewardPool, RewardRow
+from grpo_trainer.rewards.pool import RewardPool
+from grpo_trainer.rewards.result import standard_deviations
 
 
 def row(completion: str, ground_truth: object = "7", **columns: object) -> RewardRow:
     return RewardRow("What is 3 + 4?", completion, ground_truth, "sums", {"level": 1}, columns)
+
+
+def workers(pool: RewardPool) -> list[RewardProcess]:
+    return [worker for lane in pool._crew.lanes for worker in lane.workers]
 
 
 VERL = "def compute_score(data_source, solution_str, ground_truth, extra_info):\n"
@@ -89,18 +97,18 @@ def test_a_bad_sample_costs_itself_alone(pool_of, on_error):
 def test_only_the_stuck_worker_is_replaced(pool_of):
     pool = pool_of({"fn": MISBEHAVING}, timeout_seconds=1, workers=2)
     pool.score([row("good")] * 50)
-    before = {worker.process.pid for worker in pool._workers}
+    before = {worker.process.pid for worker in workers(pool)}
     begin = time.monotonic()
     assert pool.score([row("hang"), *[row("good")] * 20]).rewards == [None, *[1.0] * 20]
     assert time.monotonic() - begin < 5
     pool.score([row("good")] * 50)
-    assert len(before & {worker.process.pid for worker in pool._workers}) == 1
+    assert len(before & {worker.process.pid for worker in workers(pool)}) == 1
 
 
 def test_an_idle_workers_death_costs_nothing(pool_of):
     pool = pool_of({"fn": MISBEHAVING}, workers=2)
     pool.score([row("good")] * 20)
-    for worker in pool._workers:
+    for worker in workers(pool):
         os.kill(worker.process.pid, signal.SIGKILL)
         os.waitid(os.P_PID, worker.process.pid, os.WEXITED | os.WNOWAIT)
     result = pool.score([row("good")] * 20)
@@ -132,7 +140,7 @@ def test_output_of_a_call_is_capped(pool_of, capfd):
 def test_closing_ends_every_worker(pool_of):
     pool = pool_of({"fn": MISBEHAVING})
     pool.score([row("good")])
-    processes = [worker.process for worker in pool._workers]
+    processes = [worker.process for worker in workers(pool)]
     pool.close()
     assert processes
     assert all(process.poll() is not None for process in processes)
@@ -203,6 +211,106 @@ def test_weighted_sum_and_means(pool_of):
     result = pool_of(sources, weights={"right": 2.0, "length": -0.5}).score([row("7"), row("seven")])
     assert result.rewards == [1.5, -2.5]
     assert result.function_means == {"right": 0.5, "length": 3.0}
+
+
+def test_what_calls_and_scores_are_reported(pool_of):
+    sources = {
+        "slow": f"import time\n{VERL}    time.sleep(0.05)\n    return len(solution_str)\n",
+        "quick": f"{VERL}    return 1 / len(solution_str)\n",
+    }
+    result = pool_of(sources).score([row("7"), row("777"), row("")])
+    assert result.function_scores == [[1.0, 3.0, 0.0], [1.0, pytest.approx(1 / 3), None]]
+    assert standard_deviations(["slow", "quick"], result.function_scores) == {
+        "slow": pytest.approx(1.2472, abs=1e-4),
+        "quick": pytest.approx(1 / 3),
+    }
+    assert result.function_seconds["slow"] >= 0.15
+    assert result.function_seconds["quick"] > 0
+
+
+SCORES = f"{VERL}    return extra_info.get(solution_str)\n"
+
+
+def test_scores_are_clipped_before_their_weight(pool_of):
+    def score(**clip: float) -> list[float | None]:
+        function = RewardFunction(name="fn", weight=2.0, clip=clip or None, python=PythonReward(source=SCORES))
+        pool = RewardPool(RewardSpec(functions=[function]))
+        rows = [RewardRow("", "value", None, "", {"value": value}) for value in (-3.0, 0.5, 3.0, float("inf"))]
+        result = pool.score(rows)
+        pool.close()
+        assert result.rewards == [None if one is None else 2 * one for one in result.function_scores[0]]
+        return result.rewards
+
+    assert score() == [-6, 1, 6, None]
+    assert score(min=-1.0) == [-2, 1, 6, None]
+    assert score(max=1.0) == [-6, 1, 2, None]
+    assert score(min=-1.0, max=1.0) == [-2, 1, 2, None]
+
+
+@pytest.mark.parametrize(
+    ("spec", "expected"),
+    [
+        ({}, [12.0, 2.0, None, None]),
+        ({"on_error": "Zero"}, [12.0, 2.0, 0.0, 0.0]),
+        ({"on_none": "Error"}, [12.0, None, None, None]),
+        ({"on_none": "Error", "on_error": "Zero"}, [12.0, 0.0, 0.0, 0.0]),
+    ],
+)
+def test_none_leaves_a_function_out_as_in_trl(pool_of, spec, expected):
+    """TRL sums the functions that are not None, and so do we; a sample without any has no reward."""
+    sources = {
+        "one": f"{VERL}    return extra_info['one']\n",
+        "two": f"{VERL}    return extra_info['two']\n",
+    }
+    rows = [
+        RewardRow("", "", None, "", {"one": one, "two": two})
+        for one, two in [(10.0, 2.0), (None, 2.0), (None, None), (None, float("nan"))]
+    ]
+    result = pool_of(sources, **spec).score(rows)
+    assert result.rewards == expected
+    assert result.errors == {("one", "none"): 3, ("two", "none"): 1, ("two", "nan"): 1}
+
+
+def test_worker_memory(pool_of):
+    source = f"{VERL}    return len(bytearray(300 << 20)) >> 20\n"
+    assert pool_of({"fn": source}, worker_memory="200Mi").score([row("")]).errors == {("fn", "exception"): 1}
+    assert pool_of({"fn": source}, worker_memory="1Gi").score([row("")]).rewards == [300.0]
+
+
+def test_a_call_that_forks_answers_once(pool_of):
+    """The child returns from the call as well, and a child that stays holds the process's socket open."""
+    source = (
+        f"import os, time\n{VERL}    if os.fork() == 0 and solution_str == 'stays': time.sleep(3600)\n"
+        "    if solution_str == 'ends': os._exit(1)\n    return float(ground_truth)\n"
+    )
+    pool = pool_of({"fn": source}, timeout_seconds=60, workers=1)
+    begin = time.monotonic()
+    completions = ["forks", "stays", "forks", "ends", "forks", "stays"]
+    result = pool.score([row(text, index) for index, text in enumerate(completions)])
+    assert result.rewards == [0.0, 1.0, 2.0, None, 4.0, 5.0]
+    assert result.errors == {("fn", "crash"): 1}
+    assert time.monotonic() - begin < 50
+
+
+def test_a_death_is_noticed_though_a_child_holds_the_socket(pool_of):
+    source = f"import os, time\n{VERL}    if os.fork(): os._exit(4)\n    time.sleep(3600)\n"
+    begin = time.monotonic()
+    result = pool_of({"fn": source}, timeout_seconds=100, workers=1).score([row("")])
+    assert result.errors == {("fn", "crash"): 1}
+    assert time.monotonic() - begin < 90
+
+
+def test_output_past_python_goes_nowhere(pool_of, capfd):
+    source = f"import os\n{VERL}    os.write(1, b'x' * 1000000)\n    return 1\n"
+    assert pool_of({"fn": source}).score([row("")]).rewards == [1.0]
+    assert "xxx" not in "".join(capfd.readouterr())
+
+
+def test_nothing_is_lost_under_functions_that_do_everything_wrong():
+    """A short cut of benchmarks/reward_soak.py, whose long run also holds the time against the ideal."""
+    found = soak(calls=300, workers=3, work=0.002, timeout=5.0)
+    assert found.errors == found.expected
+    assert (found.lost, found.left_over) == (0, 0)
 
 
 def test_a_sample_needs_every_function(pool_of):

@@ -5,7 +5,7 @@ import pytest
 from grpo_api.spec.training import FilterGroupsSpec
 from grpo_trainer.data import Prompt
 from grpo_trainer.errors import UserInputError
-from grpo_trainer.rewards.pool import RewardResult
+from grpo_trainer.rewards.result import RewardResult
 from grpo_trainer.rollout.base import Response
 from grpo_trainer.sampling import Sampled, sample_step
 
@@ -25,6 +25,7 @@ def sample(rounds: list[list[list[float | None]]], *, bound: int = 10, enable: b
         ]
         rewards = [reward for group in groups for reward in group]
         result = RewardResult(rewards, {"exact": 9.0}, function_scores=[rewards])
+        result.function_seconds["exact"] = 0.5
         result.errors[("exact", "none")] = sum(reward is None for reward in rewards)
         return prompts, responses, result
 
@@ -48,6 +49,7 @@ def test_rounds_go_on_until_a_batch_of_groups_differs() -> None:
     assert found.result.rewards == [0.0, 1.0] * 3
     assert found.result.function_means == {"exact": 0.5}
     assert found.result.errors[("exact", "none")] == 1
+    assert found.result.function_seconds == {"exact": 1.5}
     assert found.fill == set()
 
 

@@ -12,7 +12,7 @@ from grpo_trainer.rewards.rules import make_rule
 class _Rule:
     """A builtin rule with the face of a user's function."""
 
-    whole_batch = False
+    batch_size = 1
     line = None
 
     def __init__(self, rule: str, params: dict[str, Any]) -> None:
