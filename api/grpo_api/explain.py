@@ -125,7 +125,7 @@ def _choice(value: Any, options: list[str]) -> str:
 def _pattern(value: str, pattern: str, field: Any) -> str:
     if pattern == r"^/":
         return f"must be an absolute path: try /{value}"
-    if "/" in pattern:
+    if field.json_schema_extra and ("/" in pattern or ":" in pattern):
         return str(field.json_schema_extra["x-kubernetes-validations"][0]["message"])
     dns = "".join(character if character.isalnum() and character.isascii() else "-" for character in value.lower())
     dns = "-".join(part for part in dns.split("-") if part)[:63].strip("-")

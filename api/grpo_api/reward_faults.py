@@ -6,7 +6,7 @@ from pydantic import ValidationError
 
 from grpo_api.errors import FieldError, exactly_one
 from grpo_api.explain import explain
-from grpo_api.spec.reward import BuiltinReward, ClipSpec, PythonReward
+from grpo_api.spec.reward import KINDS, BuiltinReward, ClipSpec, PythonReward
 from grpo_api.spec.reward_rules import RULES, CodeParams, rule_params
 from grpo_api.spec.root import GRPOJobSpec
 
@@ -23,11 +23,16 @@ def reward_faults(spec: GRPOJobSpec) -> list[FieldError]:
         path = f"spec.reward.functions[{index}]"
         if names.count(function.name) > 1:
             faults.append(FieldError(f"{path}.name", function.name, "is used twice; names must differ: rename one"))
-        kinds: dict[str, object] = {"builtin": function.builtin, "python": function.python}
-        faults += exactly_one(path, kinds, "builtin: {rule: numeric}")
+        faults += exactly_one(path, {kind: getattr(function, kind) for kind in KINDS}, "builtin: {rule: numeric}")
         faults += _clip_faults(function.clip, f"{path}.clip")
         if function.builtin is not None:
             faults += _rule_faults(function.builtin, f"{path}.builtin.params", spec.reward.timeout_seconds)
+        if function.http is not None and function.http.timeout_seconds >= spec.reward.timeout_seconds:
+            message = (
+                f"must be less than reward.timeoutSeconds ({spec.reward.timeout_seconds:g}), which ends all attempts"
+            )
+            value = function.http.timeout_seconds
+            faults.append(FieldError(f"{path}.http.timeoutSeconds", value, f"{message}: lower it, or raise that"))
         if function.python is not None:
             faults += _python_faults(function.name, function.python, f"{path}.python")
     return faults

@@ -147,7 +147,20 @@ def module_advice(module: str) -> str:
 
 
 _IN_TRAINER_IMAGE = frozenset(
-    {"datasets", "numpy", "pandas", "psutil", "pyarrow", "ray", "reasoning_gym", "regex", "requests", "safetensors"}
+    {
+        "datasets",
+        "jsonschema",
+        "math_verify",
+        "numpy",
+        "pandas",
+        "psutil",
+        "pyarrow",
+        "ray",
+        "reasoning_gym",
+        "regex",
+        "requests",
+        "safetensors",
+    }
     | {"sympy", "tokenizers", "torch", "transformers", "vllm"}
 )
 """What reward functions import most; the image's own list is uv.lock's."""

@@ -1,5 +1,6 @@
 """The user's reward functions: load a source text, call its function, check the result, and say where it failed."""
 
+import importlib
 import inspect
 import linecache
 import math
@@ -7,6 +8,8 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
+from functools import partial
+from importlib.machinery import PathFinder
 from numbers import Real
 from types import ModuleType
 from typing import Any
@@ -32,11 +35,14 @@ class PythonFunction:
 
     function: Callable[..., Any]
     signature: Signature
+    file: str
+    """The user's file, by the name that tracebacks give it."""
 
     @property
     def line(self) -> int | None:
         """Where its definition begins, for errors about its result."""
-        code = getattr(inspect.unwrap(self.function), "__code__", None)
+        function = self.function.func if isinstance(self.function, partial) else self.function
+        code = getattr(inspect.unwrap(function), "__code__", None)
         return code.co_firstlineno if code else None
 
     @property
@@ -49,12 +55,12 @@ class PythonFunction:
         if self.signature.form == "verl":
             return [_one_score(self._by_name(_verl_arguments(rows[0])))]
         if self.signature.form == "trl":
-            return _scores(self._by_name(_columns(rows) | _conversations(rows)), len(rows))
+            return as_scores(self._by_name(_columns(rows) | _conversations(rows)), len(rows))
         texts = {"prompt": [row.prompt for row in rows], "response": [row.completion for row in rows]}
         batch = Batch(texts | _columns(rows) | texts)  # first for messages, last so that no column replaces them
         if "batch" in self.signature.parameters:
-            return _scores(_finished(self.function(batch=batch)), len(rows))
-        return _scores(_finished(self.function(batch)), len(rows))
+            return as_scores(_finished(self.function(batch=batch)), len(rows))
+        return as_scores(_finished(self.function(batch)), len(rows))
 
     def _by_name(self, arguments: dict[str, Any]) -> Any:
         signature = self.signature
@@ -125,8 +131,8 @@ def _one_score(result: Any) -> float | None:
     return as_score(result)
 
 
-def _scores(results: Any, count: int) -> list[float | None]:
-    """A score for each row, of a list, or of a tensor or array of shape (count,)."""
+def as_scores(results: Any, count: int) -> list[float | None]:
+    """A score for each row, of a list, or of a tensor or array of shape (count,). Raises TypeError on anything else."""
     shape = getattr(results, "shape", None)
     if shape is not None and len(shape) != 1:
         raise TypeError(f"returned a {type(results).__name__} of shape {tuple(shape)}; it must be ({count},)")
@@ -156,8 +162,8 @@ def is_valid(score: float | None) -> bool:
     return score is not None and math.isfinite(score)
 
 
-def load(name: str, source: str, function: str, file: str) -> PythonFunction:
-    """Run a source text as a module, under `file` in tracebacks, and take its function.
+def load(name: str, source: str, function: str, file: str, params: Mapping[str, Any]) -> PythonFunction:
+    """Run a source text as a module, under `file` in tracebacks, and take its function, called with `params` besides.
 
     Raises what the source raises (SyntaxError included), MissingFunctionError, SignatureError.
     """
@@ -168,6 +174,31 @@ def load(name: str, source: str, function: str, file: str) -> PythonFunction:
     module.__file__ = file
     sys.modules[module.__name__] = module  # dataclasses and pickle look the module up by name
     exec(code, module.__dict__)
+    return _take(module, function, file, params)
+
+
+def load_module(name: str, function: str, directory: str | None, params: Mapping[str, Any]) -> PythonFunction:
+    """Import a module, with `directory` searched first, and take its function, called with `params` besides.
+
+    Raises ModuleNotFoundError, what the module raises, MissingFunctionError, SignatureError.
+    """
+    if directory is not None and directory not in sys.path:
+        sys.path.insert(0, directory)
+    module = importlib.import_module(name)
+    return _take(module, function, module.__file__ or name, params)
+
+
+def module_file(name: str, directory: str | None) -> str | None:
+    """Where a module's text is, found without running it; None where it cannot be found so."""
+    found = PathFinder.find_spec(name.split(".")[0], [*filter(None, [directory]), *sys.path])
+    for part in name.split(".")[1:]:
+        if found is None or found.submodule_search_locations is None:
+            return None
+        found = PathFinder.find_spec(f"{found.name}.{part}", found.submodule_search_locations)
+    return found.origin if found is not None else None
+
+
+def _take(module: ModuleType, function: str, file: str, params: Mapping[str, Any]) -> PythonFunction:
     if not hasattr(module, function):
         defined = [
             key
@@ -178,14 +209,18 @@ def load(name: str, source: str, function: str, file: str) -> PythonFunction:
             f"{function} is not defined in the source, which defines {', '.join(defined) or 'nothing'}"
         )
     found = getattr(module, function)
-    return PythonFunction(found, recognise(function, found))
+    if params and callable(found):
+        found = partial(found, **params)
+    return PythonFunction(found, recognise(function, found), file)
 
 
-def describe_error(error: BaseException, file: str, line: int | None = None) -> str:
+def describe_error(error: BaseException, file: str | None, line: int | None = None) -> str:
     """`mine.py, line 3, in compute_score: ZeroDivisionError: ...`, by the innermost line of the user's file.
 
-    `line` stands in where none of the file's lines was running.
+    `line` stands in where none of the file's lines was running. Without a file the error alone.
     """
+    if file is None:
+        return "".join(traceback.format_exception_only(error)).strip()[:1000]
     if isinstance(error, SyntaxError) and error.filename == file:
         return f"{file}, line {error.lineno}: {type(error).__name__}: {error.msg}: {(error.text or '').strip()[:200]}"
     if isinstance(error, SignatureError | MissingFunctionError):

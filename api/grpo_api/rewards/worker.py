@@ -18,7 +18,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol, TextIO
 
-from grpo_api.rewards.function import describe_error, describe_line, load
+from grpo_api.rewards.function import describe_error, describe_line, load, load_module, module_file
 from grpo_api.rewards.no_gpu import use_cpu_for_cuda
 from grpo_api.rewards.rows import RewardRow
 
@@ -34,7 +34,12 @@ class Scorer(Protocol):
         """Rows that a call takes at most; None: all of a step."""
 
     @property
-    def line(self) -> int | None: ...
+    def line(self) -> int | None:
+        """Where the function begins in its file."""
+
+    @property
+    def file(self) -> str | None:
+        """The user's file; None where there is none."""
 
     def __call__(self, rows: list[RewardRow], /) -> list[float | None]: ...
 
@@ -62,8 +67,12 @@ class _CappedOutput(TextIOBase):
 
 
 def load_python(item: dict[str, Any]) -> Scorer:
-    """The function of a `{name, source, function}` with an optional `file` to name in errors."""
-    return load(item["name"], item["source"], item["function"], _file(item))
+    """The function of a `{name, source, function}` with an optional `file` to name in errors, or of a
+    `{name, module, function, directory}`; either may have `params`."""
+    params = item.get("params") or {}
+    if "module" in item:
+        return load_module(item["module"], item["function"], item["directory"], params)
+    return load(item["name"], item["source"], item["function"], str(_file(item)), params)
 
 
 def serve(fd: int, load_item: Callable[[dict[str, Any]], Scorer] = load_python) -> None:
@@ -93,9 +102,8 @@ def serve(fd: int, load_item: Callable[[dict[str, Any]], Scorer] = load_python) 
             loaded.append({"batch_size": scorer.batch_size, "form": form, "error": None})
         except BaseException as error:  # the user's module may raise anything, SystemExit included
             scorers.append(None)
-            text = describe_error(error, _file(item)) if "source" in item else str(error)
-            loaded.append({"batch_size": 1, "form": None} | _failure(error, text))
-    files = {_file(item) for item in config["functions"]}
+            loaded.append({"batch_size": 1, "form": None} | _failure(error, describe_error(error, _file(item))))
+    files = {scorer.file for scorer in scorers if scorer and scorer.file}
     signal.signal(signal.SIGUSR1, lambda _, frame: _send(connection, {"where": _where(frame, files)}))
     _send(connection, {"loaded": loaded})
 
@@ -106,22 +114,25 @@ def serve(fd: int, load_item: Callable[[dict[str, Any]], Scorer] = load_python) 
             return
         output.renew()
         scorer_now = scorers[index]
-        answer = loaded[index] if scorer_now is None else _call(scorer_now, _file(config["functions"][index]), rows)
+        answer = loaded[index] if scorer_now is None else _call(scorer_now, rows)
         if os.getpid() != own:
             os._exit(0)  # a child that the call forked, and that returned from it as well: its parent answers
         _send(connection, {"task": task} | answer)
 
 
-def _file(item: dict[str, Any]) -> str:
-    return str(item.get("file") or f"{item['name']}.py")
+def _file(item: dict[str, Any]) -> str | None:
+    """The user's file of a function that may not have been loaded."""
+    if "module" in item:
+        return module_file(item["module"], item["directory"])
+    return str(item.get("file") or f"{item['name']}.py") if "source" in item else None
 
 
-def _call(scorer: Scorer, file: str, rows: list[RewardRow]) -> dict[str, Any]:
+def _call(scorer: Scorer, rows: list[RewardRow]) -> dict[str, Any]:
     begin = time.perf_counter()
     try:
         answer: dict[str, Any] = {"scores": scorer(rows)}
     except BaseException as error:  # the user's function may raise anything
-        answer = _failure(error, describe_error(error, file, scorer.line))
+        answer = _failure(error, describe_error(error, scorer.file, scorer.line))
     return answer | {"seconds": time.perf_counter() - begin}
 
 
@@ -134,7 +145,8 @@ def _where(frame: FrameType | None, files: set[str]) -> str:
 
 def _failure(error: BaseException, text: str) -> dict[str, Any]:
     missing = error.name if isinstance(error, ModuleNotFoundError) else None
-    return {"error": text, "kind": type(error).__name__, "missing_module": missing}
+    indivisible = getattr(error, "indivisible", False) is True  # a part of the rows would fail as well
+    return {"error": text, "kind": type(error).__name__, "missing_module": missing, "indivisible": indivisible}
 
 
 def _send(connection: Connection, message: dict[str, Any]) -> None:

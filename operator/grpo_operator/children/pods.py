@@ -4,6 +4,7 @@ from typing import Any
 
 from grpo_api import names
 from grpo_api.job import GRPOJob
+from grpo_api.spec.reward import TokenSecret
 from grpo_operator.children.claim import mounted_claim
 from grpo_operator.children.configmap import JOB_KEY, reward_key
 from grpo_operator.children.meta import Object, metadata
@@ -29,8 +30,8 @@ def pod(job: GRPOJob, rank: int, attempt: int, default_image: str) -> Object:
                 "fsGroupChangePolicy": "OnRootMismatch",
                 "seccompProfile": {"type": "RuntimeDefault"},
             },
-            "containers": [_trainer(job, default_image)],
-            "volumes": _volumes(job),
+            "containers": [_trainer(job, rank, default_image)],
+            "volumes": _volumes(job, rank),
         },
     }
     spec = made["spec"]
@@ -47,7 +48,7 @@ def pod(job: GRPOJob, rank: int, attempt: int, default_image: str) -> Object:
     return _controlled(merged, job, rank, attempt)
 
 
-def _trainer(job: GRPOJob, default_image: str) -> Object:
+def _trainer(job: GRPOJob, rank: int, default_image: str) -> Object:
     template = job.spec.template
     gpus = {template.gpu_resource_name: str(job.spec.trainer.n_gpus_per_node)}
     container: Object = {
@@ -73,7 +74,7 @@ def _trainer(job: GRPOJob, default_image: str) -> Object:
             "readOnlyRootFilesystem": True,
             "capabilities": {"drop": ["ALL"]},
         },
-        "volumeMounts": _mounts(job),
+        "volumeMounts": _mounts(job, rank),
     }
     if template.image_pull_policy:
         container["imagePullPolicy"] = template.image_pull_policy
@@ -84,7 +85,7 @@ def _env(item: Any) -> Object:
     return dict(item.model_dump(by_alias=True, exclude_none=True))
 
 
-def _mounts(job: GRPOJob) -> list[Object]:
+def _mounts(job: GRPOJob, rank: int) -> list[Object]:
     mounts: list[Object] = [
         {"name": "job", "mountPath": names.JOB_FILE.rsplit("/", 1)[0], "readOnly": True},
         {"name": "shm", "mountPath": "/dev/shm"},
@@ -92,10 +93,22 @@ def _mounts(job: GRPOJob) -> list[Object]:
     ]
     if mounted_claim(job):
         mounts.append({"name": "checkpoints", "mountPath": job.spec.checkpoint.mount_path})
+    for volume, function, _ in _reward_tokens(job, rank):
+        path = f"{names.REWARD_TOKENS_DIR}/{function}"
+        mounts.append({"name": volume, "mountPath": path, "readOnly": True})
     return mounts
 
 
-def _volumes(job: GRPOJob) -> list[Object]:
+def _reward_tokens(job: GRPOJob, rank: int) -> list[tuple[str, str, TokenSecret]]:
+    """Volume, function and Secret of each reward server's token. Rewards are computed in the head pod alone."""
+    return [
+        (f"reward-token-{index}", function.name, function.http.token_secret)
+        for index, function in enumerate(job.spec.reward.functions)
+        if rank == 0 and function.http is not None and function.http.token_secret is not None
+    ]
+
+
+def _volumes(job: GRPOJob, rank: int) -> list[Object]:
     # One projected volume: a second ConfigMap mount inside the first would need a directory that is read-only.
     items = [{"key": JOB_KEY, "path": JOB_KEY}]
     directory = names.REWARD_DIR.rsplit("/", 1)[1]
@@ -110,6 +123,10 @@ def _volumes(job: GRPOJob) -> list[Object]:
     ]
     if name := mounted_claim(job):
         volumes.append({"name": "checkpoints", "persistentVolumeClaim": {"claimName": name}})
+    for volume, _, secret in _reward_tokens(job, rank):
+        items = [{"key": secret.key, "path": names.REWARD_TOKEN_FILE}]
+        source = {"secretName": secret.name, "items": items, "defaultMode": 0o440}
+        volumes.append({"name": volume, "secret": source})
     return volumes
 
 

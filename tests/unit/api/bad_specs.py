@@ -204,11 +204,11 @@ _add("two-claims", {"checkpoint.claimName": "disk"}, "spec.checkpoint", '["claim
 _add("micro-and-budget", {"actor.ppoMicroBatchSizePerGpu": 8, "actor.ppoMaxTokenLenPerGpu": 4096},
      "spec.actor.ppoMicroBatchSizePerGpu", "8", "4096", "remove one of them", admission=("remove one of them",))
 _add("no-rule", {"reward.functions": [{"name": "a"}]}, "spec.reward.functions[0]", "none is set",
-     "builtin: {rule: numeric}", admission=("exactly one of builtin and python",))
+     "builtin: {rule: numeric}", admission=("exactly one of builtin, python, module, http and classifier",))
 _add("rule-and-python",
      {"reward.functions": [{"name": "a", "builtin": {"rule": "numeric"}, "python": {"source": "compute_score = len"}}]},
      "spec.reward.functions[0]", "builtin and python are set", "keep one",
-     admission=("exactly one of builtin and python",))
+     admission=("exactly one of builtin, python, module, http and classifier",))
 _add("same-name",
      {"reward.functions": [{"name": "a", "builtin": {"rule": "numeric"}}] * 2},
      "spec.reward.functions[0].name", '"a"', "rename one", admission=("Duplicate value",),
@@ -290,6 +290,33 @@ _add("clip-order",
      {"reward.functions": [{"name": "a", "builtin": {"rule": "numeric"}, "clip": {"min": 1, "max": 1}}]},
      "spec.reward.functions[0].clip.min", "1", "must be less than max (1)", "lower it",
      admission=("min must be less than max",), admission_path="spec.reward.functions[0].clip")
+def _function(kind: str, **fields: Any) -> dict[str, Any]:
+    return {"reward.functions": [{"name": "a", kind: fields}]}
+
+
+_add("module-path", _function("module", path="rewards.math.score"), "spec.reward.functions[0].module.path",
+     '"rewards.math.score"', "package.module:function", admission=("package.module:function",))
+_add("module-directory", _function("module", path="rewards:score", directory="data"),
+     "spec.reward.functions[0].module.directory", '"data"', "try /data", admission=("data",))
+_add("http-url", _function("http", url="rewards:8000"), "spec.reward.functions[0].http.url", '"rewards:8000"',
+     "must be a URL", admission=("must be a URL",))
+_add("http-password", _function("http", url="http://a:b@rewards"), "spec.reward.functions[0].http.url",
+     "tokenSecret", admission=("tokenSecret",))
+_add("http-retries", _function("http", url="http://r", retries=21), "spec.reward.functions[0].http.retries", "21",
+     "at most 20", admission=("21", "20"))
+_add("http-batch", _function("http", url="http://r", batchSize=0), "spec.reward.functions[0].http.batchSize", "0",
+     "at least 1", admission=("1",))
+_add("http-secret", _function("http", url="http://r", tokenSecret={"name": "Token"}),
+     "spec.reward.functions[0].http.tokenSecret.name", '"Token"', "try token", admission=('"Token"',))
+_later("http-timeout", _function("http", url="http://r", timeoutSeconds=30),
+       "spec.reward.functions[0].http.timeoutSeconds", "30", "reward.timeoutSeconds (30)", "lower it")
+_add("classifier-output", _function("classifier", path="m", output="softmax"),
+     "spec.reward.functions[0].classifier.output", '"softmax"', "logit, sigmoid, probability",
+     admission=('"softmax"', '"logit", "sigmoid", "probability"'))
+_add("classifier-input", _function("classifier", path="m", input="both"),
+     "spec.reward.functions[0].classifier.input", '"both"', "response, pair, chat", admission=('"both"',))
+_add("classifier-label", _function("classifier", path="m", label=1),
+     "spec.reward.functions[0].classifier.label", "1", 'put it in quotes, as in "1"', admission=("string",))
 _add("worker-memory", {"reward.workerMemory": "lots"}, "spec.reward.workerMemory", '"lots"', "no Kubernetes quantity",
      admission=("no Kubernetes quantity",))
 for _name, _rule, _params, _field, *_words in (

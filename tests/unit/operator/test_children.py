@@ -185,6 +185,27 @@ def test_existing_claim_is_mounted_and_not_made():
     assert {"name": "checkpoints", "mountPath": "/checkpoints"} in trainer(made)["volumeMounts"]
 
 
+def test_a_reward_servers_token_is_a_file_of_the_head_pod_alone():
+    server = {"url": "http://rewards:8000", "tokenSecret": {"name": "rewards", "key": "api-token"}}
+    functions = [
+        {"name": "open", "http": {"url": "http://rewards:8000"}},
+        {"name": "guarded", "http": server},
+    ]
+    job = parse_job(raw_job(reward={"functions": functions}))
+    head, other = (pod(job, rank, 0, "image")["spec"] for rank in (0, 1))
+    secrets = [volume for volume in head["volumes"] if "secret" in volume]
+    assert secrets == [
+        {
+            "name": "reward-token-1",
+            "secret": {"secretName": "rewards", "items": [{"key": "api-token", "path": "token"}], "defaultMode": 0o440},
+        }
+    ]
+    mount = {"name": "reward-token-1", "mountPath": "/run/secrets/grpo.dev/reward/guarded", "readOnly": True}
+    assert mount in head["containers"][0]["volumeMounts"]
+    assert not any("secret" in volume for volume in other["volumes"])
+    assert not any(one["name"].startswith("reward") for one in other["containers"][0]["volumeMounts"])
+
+
 def test_without_a_claim_nothing_is_mounted():
     assert "/checkpoints" not in [mount["mountPath"] for mount in trainer(pod_of())["volumeMounts"]]
     assert claim(parse_job(raw_job())) is None

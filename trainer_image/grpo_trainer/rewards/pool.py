@@ -1,4 +1,4 @@
-"""The reward pool: scores of a batch by the functions of a `reward` section, in processes that outlive what the functions do."""
+"""The reward pool: scores a batch with the functions of a `reward` section, in processes that may hang or die."""
 
 import logging
 import os
@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from grpo_api.names import REWARD_DIR
+from grpo_api.names import REWARD_DIR, REWARD_TOKEN_FILE, REWARD_TOKENS_DIR
 from grpo_api.quantity import amount
 from grpo_api.rewards.rows import RewardRow
-from grpo_api.spec.reward import RewardFunction, RewardSpec
+from grpo_api.spec.reward import ClassifierReward, HttpReward, RewardFunction, RewardSpec
 from grpo_api.spec.reward_rules import rule_params
 from grpo_trainer.errors import UserInputError
 from grpo_trainer.rewards.crew import Crew, Lane, Task
@@ -22,12 +22,13 @@ class RewardPool:
     """Scores responses with the functions of a `reward` section.
 
     `source_dir` holds the inline sources as `<function name>.py`; where a file is missing, the spec's own text serves.
+    `token_dir` holds a directory for each function with a token.
     """
 
-    def __init__(self, spec: RewardSpec, source_dir: str = REWARD_DIR) -> None:
+    def __init__(self, spec: RewardSpec, source_dir: str = REWARD_DIR, token_dir: str = REWARD_TOKENS_DIR) -> None:
         self._spec = spec
         self._names = [function.name for function in spec.functions]
-        self._crew = Crew(_lanes(spec, Path(source_dir)), spec.timeout_seconds)
+        self._crew = Crew(_lanes(spec, Path(source_dir), Path(token_dir)), spec.timeout_seconds)
 
     def check(self, row: RewardRow) -> None:
         """Import every function and call it once on a sample row, whose completion should look like a good response.
@@ -81,23 +82,67 @@ class RewardPool:
         self._crew.close()
 
 
-def _lanes(spec: RewardSpec, source_dir: Path) -> list[Lane]:
+def _lanes(spec: RewardSpec, source_dir: Path, token_dir: Path) -> list[Lane]:
+    """`reward.workers` processes for rules and Python; each server and each classifier has processes of its own."""
     memory = int(amount(spec.worker_memory)) if spec.worker_memory is not None else max(_memory() // 4, 2**30)
-    config = {
-        "memory_limit": memory,
-        "functions": [_function_config(function, source_dir) for function in spec.functions],
+    shared: list[int] = []
+    lanes: list[Lane] = []
+    for index, function in enumerate(spec.functions):
+        config: dict[str, Any] = {"memory_limit": memory, "functions": [{"name": function.name}]}
+        if function.http is not None:
+            config["functions"][0]["http"] = _http(function.http, function.name, spec.timeout_seconds, token_dir)
+            lanes.append(Lane([index], function.http.concurrency, config))
+        elif function.classifier is not None:
+            # Its size is that of the model, which nobody but the user chose.
+            config["memory_limit"] = None
+            config["functions"][0]["classifier"] = _classifier(function.classifier)
+            lanes.append(Lane([index], 1, config, {"OMP_NUM_THREADS": str(function.classifier.threads)}))
+        else:
+            shared.append(index)
+    if shared:
+        items = [_function_config(spec.functions[index], source_dir) for index in shared]
+        lanes.append(Lane(shared, spec.workers, {"memory_limit": memory, "functions": items}))
+    return lanes
+
+
+def _http(http: HttpReward, name: str, budget: float, token_dir: Path) -> dict[str, Any]:
+    return {
+        "url": http.url,
+        "batch_size": http.batch_size,
+        "timeout": http.timeout_seconds,
+        "retries": http.retries,
+        "backoff": http.backoff_seconds,
+        "budget": budget,
+        "token_file": str(token_dir / name / REWARD_TOKEN_FILE) if http.token_secret else None,
     }
-    return [Lane(list(range(len(spec.functions))), spec.workers, config)]
+
+
+def _classifier(classifier: ClassifierReward) -> dict[str, Any]:
+    return {
+        "path": classifier.path,
+        "revision": classifier.revision,
+        "label": classifier.label,
+        "output": classifier.output,
+        "input": classifier.input,
+        "max_length": classifier.max_length,
+        "batch_size": classifier.batch_size,
+        "threads": classifier.threads,
+    }
 
 
 def _function_config(function: RewardFunction, source_dir: Path) -> dict[str, Any]:
     if function.builtin:
         params = rule_params(function.builtin.rule, function.builtin.params).model_dump()
         return {"name": function.name, "rule": function.builtin.rule, "params": params}
+    if function.module:
+        module, _, name = function.module.path.partition(":")
+        place = {"module": module, "directory": function.module.directory}
+        return {"name": function.name, **place, "function": name, "params": function.module.params}
     assert function.python
     file = source_dir / f"{function.name}.py"
     source = file.read_text(encoding="utf-8") if file.is_file() else function.python.source
-    return {"name": function.name, "source": source, "function": function.python.function}
+    python = {"function": function.python.function, "params": function.python.params}
+    return {"name": function.name, "source": source, **python}
 
 
 def _memory() -> int:

@@ -6,16 +6,17 @@ from typing import Any
 from grpo_api.rewards.function import as_score
 from grpo_api.rewards.rows import RewardRow
 from grpo_api.rewards.worker import Scorer, load_python, serve
-from grpo_trainer.rewards.rules import make_rule
 
 
 class _Rule:
     """A builtin rule with the face of a user's function."""
 
     batch_size = 1
-    line = None
+    line = file = None
 
     def __init__(self, rule: str, params: dict[str, Any]) -> None:
+        from grpo_trainer.rewards.rules import make_rule
+
         self._rule = make_rule(rule, params)
 
     def __call__(self, rows: list[RewardRow]) -> list[float | None]:
@@ -23,7 +24,18 @@ class _Rule:
 
 
 def _load(item: dict[str, Any]) -> Scorer:
-    return _Rule(item["rule"], item["params"]) if "rule" in item else load_python(item)
+    """The function of one item of the process's configuration, which names its kind."""
+    if "rule" in item:
+        return _Rule(item["rule"], item["params"])
+    if "http" in item:
+        from grpo_trainer.rewards.http import HttpFunction
+
+        return HttpFunction(**item["http"])
+    if "classifier" in item:
+        from grpo_trainer.rewards.classifier import Classifier
+
+        return Classifier(**item["classifier"])
+    return load_python(item)
 
 
 if __name__ == "__main__":
