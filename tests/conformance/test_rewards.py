@@ -28,6 +28,31 @@ def test_gsm8k_is_verls(method):
     assert set(scores) == {0, 0.25, 1}
 
 
+def test_defaults_by_data_source_are_verls():
+    """Mathematics of MATH and DAPO where texts decide; docs/rewards.md says that math-verify takes more as equal."""
+    default_compute_score = pytest.importorskip("verl.utils.reward_score").default_compute_score
+    ours = make_rule("verl", rule_params("verl", {}).model_dump())
+    sources = ["openai/gsm8k", "lighteval/MATH", "HuggingFaceH4/MATH-500", "math_dapo", "math", "aime2024"]
+    scores = []
+    for source in sources:
+        for truth in ("72", r"\frac{1}{2}", "x+1"):
+            for answer in ("72", "7", r"\frac{1}{2}", r"\dfrac{1}{2}", "x+1", "x"):
+                for form in ("#### {}", r"So \boxed{{{}}}.", "Answer: {}", "Answer: 5\nAnswer: ${}$", "{}"):
+                    response = form.format(answer)
+                    scores.append(default_compute_score(source, response, truth))
+                    row = RewardRow("", response, truth, source, {})
+                    scores[-1] = scores[-1]["score"] if isinstance(scores[-1], dict) else scores[-1]
+                    # By value where verl may go by text:
+                    equal = {answer, truth} == {r"\frac{1}{2}", r"\dfrac{1}{2}"}
+                    assert ours(row) == scores[-1] or (equal and ours(row) == 1.0), (source, response, truth)
+    assert set(scores) == {-1.0, 0.0, 1.0}
+    with pytest.raises(ValueError, match="no rule for data_source 'mine'"):
+        ours(RewardRow("", "7", "7", "mine", {}))
+    cases = {"inputs": ["1", "2"], "outputs": ["2", "5"]}
+    program = "```python\nprint(2 * int(input()))\n```"
+    assert ours(RewardRow("", program, cases, "taco", {})) == 0.5
+
+
 TRUTHS = ["3", r"\frac{1}{2}", "(1,2]", "x^2-1", r"\sqrt{8}", "50\\%", "1,000", r"\text{Monday}", r"\{1,2\}", "2x+1=5"]
 ANSWERS = [
     *TRUTHS,

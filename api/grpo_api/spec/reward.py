@@ -21,11 +21,13 @@ class BuiltinReward(ApiModel):
         "json_schema",
         "reasoning_gym",
         "code",
+        "verl",
     ]
     """`exact_match`: the response equals the ground truth. `numeric`: its last number does. `gsm8k`: as verl scores
     GSM8K. `math`: through math-verify. `regex`: a pattern is found. `tags`: `<think>...</think><answer>...</answer>`
     and the like. `length`: tokens within bounds. `json_schema`: JSON that a schema accepts. `reasoning_gym`: the
-    task's own score. `code`: share of test cases passed, in a sandbox."""
+    task's own score. `code`: share of test cases passed, in a sandbox. `verl`: the rule that
+    verl has for the row's data source."""
     params: FreeObject = Field(default_factory=dict)
     """Parameters of the rule, by its own names; docs/rewards.md lists them."""
 

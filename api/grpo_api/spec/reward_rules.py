@@ -165,6 +165,10 @@ class CodeParams(AnswerParams):
     checkpoints and mounted tokens among it."""
 
 
+class VerlParams(CodeParams):
+    """verl's default reward: the row's data source names the rule. The parameters are those of `code`, for programs."""
+
+
 RULES: dict[str, type[RuleParams]] = {
     "exact_match": ExactMatchParams,
     "numeric": NumericParams,
@@ -176,6 +180,7 @@ RULES: dict[str, type[RuleParams]] = {
     "json_schema": JsonSchemaParams,
     "reasoning_gym": ReasoningGymParams,
     "code": CodeParams,
+    "verl": VerlParams,
 }
 
 

@@ -360,7 +360,7 @@ KEYS: tuple[Key, ...] = (
         "text",
         aliases=("custom_reward_function.path",),
         combined=True,
-        doc="the file's text; a placeholder where it cannot be read",
+        doc="the file's text; an absolute path that cannot be read is a module of the pods, any other a placeholder",
     ),
     Key(
         "reward.custom_reward_function.name",
@@ -369,6 +369,13 @@ KEYS: tuple[Key, ...] = (
         "compute_score",
         aliases=("custom_reward_function.name",),
         combined=True,
+    ),
+    Key(
+        "reward.custom_reward_function.reward_kwargs.*",
+        "reward.functions[0].python.params",
+        "any",
+        combined=True,
+        doc="as they stand",
     ),
     _overlong("enable", "enable", "bool"),
     _overlong("len", "len", "int"),
@@ -407,6 +414,7 @@ _PREFIXES: tuple[tuple[str, str], ...] = (
     ("actor.", ACTOR),
     ("rollout.", ROLLOUT),
     ("ref.", REF),
+    ("custom_reward_function.", "reward.custom_reward_function."),
 )
 
 OTHER_DEFAULTS: Mapping[str, Any] = {

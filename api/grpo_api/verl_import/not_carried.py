@@ -208,16 +208,13 @@ NOT_CARRIED: tuple[NotCarried, ...] = (
         "each response's reward is the function's score alone, without the manager's own rules",
     ),
     *_many(
-        "custom_reward_function.reward_kwargs.* reward.custom_reward_function.reward_kwargs.*",
-        "none given",
-        (),
-        "not given to the reward function; write them into its source as defaults",
-    ),
-    *_many(
         "reward_model.overlong_buffer.* reward_model.reward_kwargs.* reward.reward_kwargs.*",
         "belongs to the reward manager",
     ),
-    *_many("reward_model.sandbox_fusion.* reward.sandbox_fusion.* sandbox_fusion.*", "no sandbox in this API yet"),
+    *_many(
+        "reward_model.sandbox_fusion.* reward.sandbox_fusion.* sandbox_fusion.*",
+        "programs run in the rule `code`'s own sandbox",
+    ),
     *_many("reward_model.* reward.reward_model.*", _REWARD_MODEL),
     *_many("reward.reward_manager.* reward_manager.*", "the reward is the weighted sum of reward.functions"),
     NotCarried("reward._target_", "names a class of verl"),

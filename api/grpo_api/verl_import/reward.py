@@ -1,25 +1,16 @@
-"""The reward: the user's function inline, else verl's rule for GSM8K with a clear error for any other row."""
+"""The reward: the user's function, inline or as a module of the pods, else the rule that goes by data source."""
+
+from pathlib import PurePosixPath
+from typing import Any
 
 from grpo_api.verl_import.draft import Draft
 from grpo_api.verl_import.model import Reader
 
 PATH = "reward.custom_reward_function.path"
 NAME = "reward.custom_reward_function.name"
+KWARGS = "reward.custom_reward_function.reward_kwargs."
 FIELD = "reward.functions[0].python.source"
 
-GSM8K_SOURCE = '''\
-# verl's default reward goes by the row's data_source. This is its rule for openai/gsm8k; other rows raise, so that they
-# count as errors: write their rule here.
-import re
-
-
-def compute_score(data_source, solution_str, ground_truth, extra_info=None):
-    """1 where the last "#### <number>" of the response's last 300 characters is the ground truth, else 0."""
-    if data_source != "openai/gsm8k":
-        raise NotImplementedError(f"no rule for data_source {data_source!r}: write one in spec.reward.functions")
-    found = re.findall(r"#### (-?[0-9.,]+)", solution_str[-300:])
-    return float(bool(found) and found[-1].replace(",", "") == str(ground_truth))
-'''
 _PLACEHOLDER = """\
 # PLACEHOLDER: put the text of {path} here.
 def {name}(data_source, solution_str, ground_truth, extra_info=None):
@@ -30,33 +21,53 @@ def {name}(data_source, solution_str, ground_truth, extra_info=None):
 def build_reward(draft: Draft, read: Reader) -> None:
     setting = draft.given(PATH)
     name = str(draft.value(NAME) or "compute_score")
+    kwargs = [key for key in draft.settings if key.startswith(KWARGS)]
     if setting is None:
-        source, function_name = GSM8K_SOURCE, "verl-default"
         draft.leave(NAME, "without a file it names nothing")
-        name = "compute_score"
-        text = (
-            "no reward function is given, and verl's default goes by each row's data_source: its rule for openai/gsm8k "
-            "is written inline (no builtin rule equals it), and rows of any other data_source raise an error and count "
-            "for nothing; write their rule, or use a builtin one"
+        for key in kwargs:
+            draft.leave(key, "without a file there is no function to give it to")
+        draft.report.notes.append(
+            "no reward function is given, and verl's default goes by each row's data_source: the builtin rule verl "
+            "does so for GSM8K, MATH, DAPO's and Numina's mathematics and programs; rows of any other source are errors"
         )
-        draft.report.placeholders.append((f"spec.{FIELD}", text))
+        draft.set("reward.functions", [{"name": "verl-default", "builtin": {"rule": "verl"}}])
+        return
+    path = str(setting.value)
+    source = read(path) if path and not setting.doubts else None
+    stem, _, ending = PurePosixPath(path).name.rpartition(".")
+    if source is None and not setting.doubts and path.startswith("/") and ending == "py" and stem.isidentifier():
+        kind, field = "module", "reward.functions[0].module.path"
+        function: dict[str, Any] = {"path": f"{stem}:{name}", "directory": str(PurePosixPath(path).parent)}
+        draft.report.notes.append(f"{setting.shown} cannot be read here, so it is read in the pods: mount it there")
+        draft.carry(PATH, field, "as a module of the pods")
+        if draft.given(NAME):
+            draft.carry(NAME, field)
     else:
-        path = str(setting.value)
-        read_source = read(path) if path and not setting.doubts else None
-        function_name = "custom"
-        if read_source is None:
-            source = _PLACEHOLDER.format(
-                path=" ".join(path.split()), name=name if name.isidentifier() else "compute_score"
-            )
+        kind, field = "python", FIELD
+        function = {} if name == "compute_score" else {"function": name}
+        if source is None:
+            shown = " ".join(path.split())
+            text = _PLACEHOLDER.format(path=shown, name=name if name.isidentifier() else "compute_score")
             why = draft.why(setting) or "cannot be read here"
-            text = f"{setting.shown} ({setting.place}): {why}; put the file's text there"
-            draft.report.placeholders.append((f"spec.{FIELD}", text))
+            draft.report.placeholders.append(
+                (f"spec.{FIELD}", f"{setting.shown} ({setting.place}): {why}; put the file's text there")
+            )
         else:
-            source = read_source.replace("\r\n", "\n").removeprefix("\ufeff")
-        draft.carry(PATH, FIELD, "inlined" if read_source is not None else "a placeholder")
-        draft.origins[f"spec.{FIELD}"] = setting.shown
+            text = source.replace("\r\n", "\n").removeprefix("\ufeff")
+        function["source"] = text
+        draft.carry(PATH, FIELD, "inlined" if source is not None else "a placeholder")
         draft.origins["spec.reward.functions[0].python.function"] = f"{NAME}={name}"
         if draft.given(NAME):
             draft.carry(NAME, "reward.functions[0].python.function")
-    python = {"source": source} if name == "compute_score" else {"function": name, "source": source}
-    draft.set("reward.functions", [{"name": function_name, "python": python}])
+    draft.origins[f"spec.{field}"] = setting.shown
+    params = {}
+    for key in kwargs:
+        short = key.removeprefix(KWARGS)
+        if (given := draft.given(key)) is not None:
+            params[short] = given.value
+            draft.carry(key, f"reward.functions[0].{kind}.params.{short}")
+        else:
+            draft.leave(key, "not set")
+    if params:
+        function["params"] = params
+    draft.set("reward.functions", [{"name": "custom", kind: function}])

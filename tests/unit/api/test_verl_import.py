@@ -58,10 +58,9 @@ def test_worked_case_says_what_it_did():
         "not_applicable",
         f"verl has a type of KL here, such as kl or low_var_kl; for a coefficient, set {ACTOR}.kl_loss_coef",
     )
-    assert [path for path, _ in report.placeholders] == [
-        "spec.data.train.files",
-        "spec.reward.functions[0].python.source",
-    ]
+    assert [path for path, _ in report.placeholders] == ["spec.data.train.files"]
+    assert spec["reward"]["functions"] == [{"name": "verl-default", "builtin": {"rule": "verl"}}]
+    assert any("by each row's data_source" in note for note in report.notes)
     assert not report.unknown
     assert len(report.carried) + len(report.changed) + len(report.not_applicable) == 20
 
@@ -146,8 +145,8 @@ VALUES = {
     "algorithm.rollout_correction.rollout_rs_threshold": ("3.0", ["algorithm.rollout_correction.rollout_rs=token_k2"]),
     "actor_rollout_ref.model.lora_alpha": ("64", ["actor_rollout_ref.model.lora_rank=8"]),
     "actor_rollout_ref.model.target_modules": ("[q_proj]", ["actor_rollout_ref.model.lora_rank=8"]),
-    "reward.custom_reward_function.path": ("/nowhere.py", []),
-    "reward.custom_reward_function.name": ("score", ["custom_reward_function.path=/nowhere.py"]),
+    "reward.custom_reward_function.path": ("nowhere.py", []),
+    "reward.custom_reward_function.name": ("score", ["custom_reward_function.path=nowhere.py"]),
     "trainer.n_gpus_per_node": (4, []),
     "trainer.resume_mode": ("disable", []),
     "trainer.project_name": ("mine", []),

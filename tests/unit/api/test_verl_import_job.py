@@ -118,15 +118,36 @@ def test_custom_reward_is_inlined():
         assert not report.placeholders
 
 
-def test_reward_that_cannot_be_read_is_a_placeholder():
+def test_reward_at_an_absolute_path_that_cannot_be_read_is_a_module_of_the_pods():
     spec, report = run("custom_reward_function.path=/code/r.py", "custom_reward_function.name=score")
+    assert spec["reward"]["functions"] == [{"name": "custom", "module": {"path": "r:score", "directory": "/code"}}]
+    assert not report.placeholders
+    assert "custom_reward_function.path=/code/r.py cannot be read here, so it is read in the pods: mount it there" in (
+        report.notes
+    )
+
+
+@pytest.mark.parametrize("path", ["code/r.py", "/code/my-reward.py", "/code/r"])
+def test_reward_that_is_nowhere_is_a_placeholder(path):
+    spec, report = run(f"custom_reward_function.path={path}", "custom_reward_function.name=score")
     assert "def score(" in spec["reward"]["functions"][0]["python"]["source"]
     assert report.placeholders == [
         (
             "spec.reward.functions[0].python.source",
-            "custom_reward_function.path=/code/r.py (command line): cannot be read here; put the file's text there",
+            f"custom_reward_function.path={path} (command line): cannot be read here; put the file's text there",
         )
     ]
+
+
+def test_reward_kwargs_are_params():
+    source = "def compute_score(solution_str, scale=1.0, mode='a'):\n    return scale\n"
+    prefix = "custom_reward_function.reward_kwargs"
+    kwargs = (f"+{prefix}.scale=2.5", f"+reward.{prefix}.mode=strict")
+    for path, kind in (("/code/r.py", "module"), ("r.py", "python")):
+        spec, report = run(f"custom_reward_function.path={path}", *kwargs, read={"r.py": source}.get)
+        assert spec["reward"]["functions"][0][kind]["params"] == {"scale": 2.5, "mode": "strict"}
+        carried = {item.path for item in report.carried}
+        assert {f"spec.reward.functions[0].{kind}.params.{name}" for name in ("scale", "mode")} <= carried
 
 
 def test_reward_with_a_wrong_name_is_a_fault():
@@ -135,23 +156,12 @@ def test_reward_with_a_wrong_name_is_a_fault():
     assert "is not defined in the source, which defines other" in found[0]
 
 
-@pytest.mark.parametrize(
-    ("text", "truth", "score"),
-    [
-        ("so #### 1,234", "1234", 1.0),  # verl: the last "#### number", commas removed
-        ("#### 5 no, #### 6", "6", 1.0),
-        ("the answer is 6", "6", 0.0),  # strict: the mark is needed
-        ("#### -3", "-3", 1.0),
-        ("#### 6" + " " * 300, "6", 0.0),  # the last 300 characters only
-        ("#### 6.", "6", 0.0),
-    ],
-)
-def test_default_reward_is_verls_rule_for_gsm8k(text, truth, score):
-    space = {}
-    exec(run()[0]["reward"]["functions"][0]["python"]["source"], space)
-    assert space["compute_score"]("openai/gsm8k", text, truth) == score
-    with pytest.raises(NotImplementedError, match="no rule for data_source 'math'"):
-        space["compute_score"]("math", text, truth)
+def test_default_reward_goes_by_data_source():
+    spec, report = run("custom_reward_function.reward_kwargs.scale=2")
+    assert spec["reward"]["functions"] == [{"name": "verl-default", "builtin": {"rule": "verl"}}]
+    assert [item.reason for item in report.not_applicable if "kwargs" in item.setting.key] == [
+        "without a file there is no function to give it to"
+    ]
 
 
 # The file

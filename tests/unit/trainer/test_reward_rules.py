@@ -190,3 +190,26 @@ def test_reasoning_gym_scores_as_the_task_does():
 def test_rules_return_finite_floats():
     for rule, params in {"tags": {}, "gsm8k": {}, "math": {}, "numeric": {}}.items():
         assert math.isfinite(score(rule, "\u0000\ud7ff" * 10, "7", **params))
+
+
+@pytest.mark.parametrize(
+    ("source", "response", "truth", "expected"),
+    [
+        ("openai/gsm8k", "#### 7", "7", 1),
+        ("lighteval/MATH", "7", "7", 0),
+        ("lighteval/MATH", r"\boxed{7}", "7", 1),
+        ("math_dapo", "Answer: 8", "7", -1),
+        ("aime2025", "Answer: $7$.", "7", 1),
+        ("numina_olympiads", "it is 7", "7", 1),
+        ("apps", "print(input())", '{"inputs": ["1", "2"], "outputs": ["1", "1"]}', 0.5),
+    ],
+)
+def test_verls_rule_goes_by_data_source(source, response, truth, expected):
+    """Values of verl's own scorers; tests/conformance holds more against them."""
+    row = RewardRow("", response, truth, source)
+    assert make_rule("verl", rule_params("verl", {}).model_dump())(row) == expected
+
+
+def test_verls_rule_refuses_other_sources():
+    with pytest.raises(ValueError, match="no rule for data_source 'sums'"):
+        score("verl", "7")

@@ -11,6 +11,7 @@ from typing import Any
 
 from grpo_api.rewards.rows import RewardRow
 from grpo_trainer.rewards.rules.answers import exact_match, gsm8k, math, numeric, regex
+from grpo_trainer.rewards.rules.by_source import verl
 from grpo_trainer.rewards.rules.code import code
 from grpo_trainer.rewards.rules.gym import reasoning_gym
 from grpo_trainer.rewards.rules.shape import json_schema, length, tags
@@ -28,6 +29,7 @@ RULES: dict[str, Callable[..., float]] = {
     "json_schema": json_schema,
     "reasoning_gym": reasoning_gym,
     "code": code,
+    "verl": verl,
 }
 
 
