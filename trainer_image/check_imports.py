@@ -9,6 +9,8 @@ from importlib.metadata import version
 
 IMPORTS = (
     "datasets",
+    "jsonschema",
+    "math_verify",
     "prometheus_client",
     "psutil",
     "pyarrow.parquet",

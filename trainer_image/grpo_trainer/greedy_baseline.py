@@ -5,7 +5,7 @@ from statistics import fmean
 
 from grpo_api.job import GRPOJobSpec
 from grpo_trainer.rewards.overlong import overlong_penalty
-from grpo_trainer.rewards.pool import RewardResult
+from grpo_trainer.rewards.result import RewardResult
 from grpo_trainer.rollout.base import Request, Response, Sampling
 
 

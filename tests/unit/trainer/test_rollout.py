@@ -5,7 +5,7 @@ import torch
 from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from grpo_trainer.greedy_baseline import add_greedy, split_greedy
-from grpo_trainer.rewards.pool import RewardResult
+from grpo_trainer.rewards.result import RewardResult
 from grpo_trainer.rollout.base import Request, Response, Sampling, request_seed
 from tests.unit.trainer.trainer_support import make_spec
 
