@@ -19,7 +19,7 @@ from local_cluster.processes import Processes
 
 COMPONENTS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler")
 # Gang scheduling (Workload and PodGroup) is alpha in Kubernetes 1.37: off unless asked for, in each of the three.
-FEATURE_GATES = "GenericWorkload=true"
+FEATURE_GATES = "GenericWorkload=true,TopologyAwareWorkloadScheduling=true"
 RUNTIME_CONFIG = "scheduling.k8s.io/v1beta1=true"
 SERVICE_CIDR = "10.96.0.0/16"
 API_SERVICE_IP = "10.96.0.1"

@@ -43,8 +43,14 @@ def told(old: dict[str, Any], new: dict[str, Any]) -> list[Told]:
     saved, before = new.get("checkpoint") or {}, old.get("checkpoint") or {}
     if saved.get("step") is not None and saved.get("step") != before.get("step"):
         found.append(("Normal", CHECKPOINT, f"step {saved['step']} is saved at {saved.get('path', '')}"))
-    ordinary = {Reason.CREATING_PODS, Reason.WAITING_FOR_SCHEDULER, Reason.STARTING, Reason.BACKOFF, Reason.RESTARTING}
-    waiting = state in (names.State.PENDING, names.State.SCHEDULING, names.State.STARTING, names.State.RESTARTING)
+    ordinary = {
+        *(Reason.CREATING_PODS, Reason.WAITING_FOR_SCHEDULER, Reason.WAITING_FOR_CAPACITY, Reason.STARTING),
+        *(Reason.BACKOFF, Reason.RESTARTING),
+    }
+    waiting = state in (
+        *(names.State.PENDING, names.State.QUEUED, names.State.SCHEDULING, names.State.STARTING),
+        names.State.RESTARTING,
+    )
     pulling = {reason, old.get("reason")} <= {"ErrImagePull", "ImagePullBackOff"}  # the kubelet goes to and fro
     if (
         waiting

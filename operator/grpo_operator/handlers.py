@@ -9,6 +9,7 @@ import kopf
 from grpo_api import names
 from grpo_operator import metrics
 from grpo_operator.cache import Cache
+from grpo_operator.cluster_view import ClusterView
 from grpo_operator.kube import resource_of
 from grpo_operator.watch_health import WatchHealth
 from grpo_operator.workqueue import WorkQueue
@@ -37,7 +38,7 @@ class NoDiffBase(kopf.DiffBaseStorage):
         pass
 
 
-def make_registry(cache: Cache, queue: WorkQueue, health: WatchHealth) -> kopf.OperatorRegistry:
+def make_registry(cache: Cache, queue: WorkQueue, health: WatchHealth, view: ClusterView) -> kopf.OperatorRegistry:
     registry = kopf.OperatorRegistry()
 
     @kopf.on.login(registry=registry)
@@ -80,4 +81,19 @@ def make_registry(cache: Cache, queue: WorkQueue, health: WatchHealth) -> kopf.O
 
     for kind in (*WATCHED_CHILDREN, *sorted(cache.capabilities.kinds)):
         watch(kind)
+    if cache.capabilities.sees_cluster:
+        _watch_cluster(registry, view, health)
     return registry
+
+
+def _watch_cluster(registry: kopf.OperatorRegistry, view: ClusterView, health: WatchHealth) -> None:
+    @kopf.on.event("", "v1", "nodes", registry=registry)
+    async def node_event(event: Any, **_: Any) -> None:
+        item = dict(event["object"])
+        health.brought("Node", item)
+        view.drop_node(item) if event["type"] == "DELETED" else view.put_node(item)
+
+    @kopf.on.event("", "v1", "pods", id="every pod", registry=registry)
+    async def pod_event(event: Any, **_: Any) -> None:
+        item = dict(event["object"])
+        view.drop_pod(item) if event["type"] == "DELETED" else view.put_pod(item)

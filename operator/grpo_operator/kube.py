@@ -96,9 +96,10 @@ class Kube:
         answer = await self._request("GET", _path(kind, namespace) + (f"?{query}" if query else ""), "list", kind)
         return list(answer.get("items") or [])
 
-    async def create(self, kind: str, body: Object) -> Object:
-        """Make an object. A field that the API server does not know is refused: dropping it would be silent."""
+    async def create(self, kind: str, body: Object, dry_run: bool = False) -> Object:
+        """Make an object, or only see what it would be. A field that the API server does not know is refused."""
         path = f"{_path(kind, body['metadata']['namespace'])}?fieldValidation=Strict"
+        path += "&dryRun=All" if dry_run else ""
         return await self._request("POST", path, "create", kind, body)
 
     async def replace(self, kind: str, body: Object) -> Object:

@@ -14,6 +14,8 @@ from prometheus_client import start_http_server
 from grpo_operator import metrics
 from grpo_operator.cache import Cache
 from grpo_operator.capabilities import discover
+from grpo_operator.cluster_view import ClusterView
+from grpo_operator.gatekeeper import Gatekeeper
 from grpo_operator.handlers import make_registry
 from grpo_operator.kube import Kube, KubeError
 from grpo_operator.lease import DURATION_SECONDS, Lease
@@ -42,8 +44,10 @@ class Operator:
         self.cache = Cache()
         poll = min(PROGRESS_POLL_SECONDS, settings.progress_interval)
         self.reader = ProgressReader(poll, lambda key: self.reconciler.queue.add(key))
-        self.reconciler = Reconciler(self.kube, self.cache, settings, self.reader)
-        self.resync = Resync(self.kube, self.cache, self.reconciler.queue, settings.namespaces)
+        self.view = ClusterView()
+        self.gatekeeper = Gatekeeper(self.kube, self.cache, self.view, lambda key: self.reconciler.queue.add(key))
+        self.reconciler = Reconciler(self.kube, self.cache, settings, self.reader, line=self.gatekeeper.told)
+        self.resync = Resync(self.kube, self.cache, self.reconciler.queue, settings.namespaces, self.view)
         self.lease = Lease(self.kube, settings.lease_namespace, settings.lease_name, settings.identity)
         self.kube.may_write = lambda: time.monotonic() - self.lease.renewed_at < DURATION_SECONDS
         self.leading = False
@@ -75,14 +79,15 @@ class Operator:
     async def _lead(self, asked: asyncio.Task[bool]) -> int:
         self.leading = True
         metrics.LEADER.set(1)
-        self.cache.capabilities = await discover(self.kube, self.settings.namespaces)
+        self.cache.capabilities = await discover(self.kube, self.settings.namespaces, self.settings.lease_namespace)
         await self.resync.run()
         logger.info(
-            "leads; kinds for gangs: %s; namespaces: %s",
+            "leads; kinds for gangs: %s; sees all nodes and pods: %s; namespaces: %s",
             ", ".join(sorted(self.cache.capabilities.kinds | self.cache.capabilities.reads)) or "none",
+            self.cache.capabilities.sees_cluster,
             ", ".join(self.settings.namespaces) or "all",
         )
-        registry = make_registry(self.cache, self.reconciler.queue, self.resync.health)
+        registry = make_registry(self.cache, self.reconciler.queue, self.resync.health, self.view)
         watching = kopf.operator(
             registry=registry,
             standalone=True,
@@ -97,6 +102,8 @@ class Operator:
             asyncio.create_task(self.reader.run(), name="progress"),
             asyncio.create_task(self.lease.keep(), name="lease"),
         }
+        if self.cache.capabilities.sees_cluster:
+            parts.add(asyncio.create_task(self.gatekeeper.run(), name="gates"))
         resync = asyncio.create_task(self._keep_in_sync(), name="resync")
         parts.add(resync)
         # Last: kopf takes every task that was made after it for its own, and gives those 5 s before it ends.
@@ -124,7 +131,7 @@ class Operator:
         while True:
             await asyncio.sleep(pause)
             try:
-                found = await discover(self.kube, self.settings.namespaces)
+                found = await discover(self.kube, self.settings.namespaces, self.settings.lease_namespace)
                 if found != self.cache.capabilities:
                     logger.info("what the cluster has for gangs has changed: %s; starts anew with it", found)
                     return

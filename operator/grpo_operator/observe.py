@@ -50,6 +50,7 @@ def observe(
     create_fault: CreateFault | None,
     default_image: str,
     consulted: Object | None = None,
+    told: tuple[str, str] | None = None,
     pod_events: dict[str, tuple[str, str]] | None = None,
 ) -> Observed | None:
     """The job's state, or None where it does not exist."""
@@ -67,6 +68,7 @@ def observe(
         consulted=consulted,
         create_fault=create_fault,
         default_image=default_image,
+        told=told,
         pod_events=pod_events or {},
     )
 

@@ -20,6 +20,8 @@ class Reason(StrEnum):
     UNSCHEDULABLE = "Unschedulable"
     WAITING_FOR_QUOTA = "WaitingForQuota"
     NOT_MANAGED_BY_KUEUE = "NotManagedByKueue"
+    WAITING_FOR_CAPACITY = "WaitingForCapacity"
+    LARGER_THAN_CLUSTER = "LargerThanCluster"
     WAITING_FOR_SCHEDULER = "WaitingForScheduler"
     ALL_PODS_SCHEDULED = "AllPodsScheduled"
     STARTING = "Starting"

@@ -64,7 +64,9 @@ class Reconciler:
         reader: ProgressReader,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
         monotonic: Callable[[], float] = time.monotonic,
+        line: Callable[[Key], tuple[str, str] | None] = lambda key: None,
     ) -> None:
+        self._line = line
         self._kube, self._cache, self._settings, self._reader, self._clock = kube, cache, settings, reader, clock
         self._monotonic = monotonic
         self._faults: dict[Key, CreateFault] = {}
@@ -94,6 +96,7 @@ class Reconciler:
             create_fault=self._faults.get(key),
             default_image=self._settings.trainer_image,
             consulted=self._consulted[key].found if key in self._consulted else None,
+            told=self._line(key),
             pod_events=self._stuck[key].told if key in self._stuck else None,
         )
         if observed is None:

@@ -4,6 +4,7 @@ import logging
 
 from grpo_api import names
 from grpo_operator.cache import Cache
+from grpo_operator.cluster_view import ClusterView
 from grpo_operator.handlers import WATCHED_CHILDREN
 from grpo_operator.kube import Kube, KubeError
 from grpo_operator.watch_health import WatchHealth
@@ -15,8 +16,10 @@ logger = logging.getLogger(__name__)
 class Resync:
     """Fills the cache from lists, so that it is whole before the first plan, and repairs it later."""
 
-    def __init__(self, kube: Kube, cache: Cache, queue: WorkQueue, namespaces: tuple[str, ...]) -> None:
-        self._kube, self._cache, self._queue, self._namespaces = kube, cache, queue, namespaces
+    def __init__(
+        self, kube: Kube, cache: Cache, queue: WorkQueue, namespaces: tuple[str, ...], view: ClusterView
+    ) -> None:
+        self._kube, self._cache, self._queue, self._namespaces, self._view = kube, cache, queue, namespaces, view
         self.health = WatchHealth(namespaces)
 
     async def run(self) -> None:
@@ -35,6 +38,21 @@ class Resync:
                         namespace,
                         error.message,
                     )
+
+        if self._cache.capabilities.sees_cluster:
+            await self._list_cluster()
+
+    async def _list_cluster(self) -> None:
+        nodes = await self._kube.list("Node")
+        self.health.listed("Node", "", nodes)
+        for item in nodes:
+            self._view.put_node(item)
+        self._view.keep_nodes({item["metadata"]["name"] for item in nodes})
+        before = self._view.pods()  # what is made while the list is on its way is not in it, and yet not gone
+        pods = await self._kube.list("Pod")
+        for item in pods:
+            self._view.put_pod(item)
+        self._view.forget_pods(before - {item["metadata"]["uid"] for item in pods})
 
     async def _list(self, kind: str, namespace: str) -> None:
         cache = self._cache

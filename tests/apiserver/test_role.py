@@ -79,6 +79,7 @@ def test_roles_allow_what_the_operator_asks_for_and_nothing_more(plane, job, hea
         rig.apply(made)
     rig.apply(job("role", metrics={"port": port}, runPolicy={"ttlSecondsAfterFinished": 5}))
     rig.apply(job("role-stuck"))
+    rig.apply(job("role-gated", gangScheduling={"backend": "gated"}))
     operator = Operator(rig.plane, rig.directory / "role-operator.log")
     operator.start(KUBECONFIG=str(kubeconfig), GRPO_LEASE_NAMESPACE=NAMESPACE)
     log = rig.directory / AUDIT_LOG

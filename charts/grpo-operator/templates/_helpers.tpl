@@ -54,6 +54,14 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 - apiGroups: [""]
   resources: [pods, services]
   verbs: [create, delete, get, list, watch]
+{{- if and (has "gated" .Values.rbac.gangBackends) (not .Values.watchNamespaces) }}
+- apiGroups: [""]
+  resources: [nodes]
+  verbs: [list, watch]
+- apiGroups: [""]
+  resources: [pods]
+  verbs: [patch]
+{{- end }}
 - apiGroups: [""]
   resources: [configmaps, persistentvolumeclaims]
   verbs: [create, get, list, watch]

@@ -20,6 +20,8 @@ class Capabilities:
     """Kinds that gang backends make, by their full names (`kube.kind_of`); these are watched."""
     reads: frozenset[str] = frozenset()
     """Kinds that other controllers make for gangs."""
+    native_topology: bool = False
+    """The API server keeps the topology of a PodGroup of Kubernetes' own."""
     sees_cluster: bool = False
     """The operator watches all nodes and all pods of the cluster, and may patch pods."""
 

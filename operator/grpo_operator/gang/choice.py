@@ -3,6 +3,7 @@
 from grpo_api.job import GRPOJob
 from grpo_operator.gang.base import Capabilities, GangBackend
 from grpo_operator.gang.coscheduling import CoschedulingGang
+from grpo_operator.gang.gated import GatedGang
 from grpo_operator.gang.kai import KaiGang
 from grpo_operator.gang.kueue import KueueGang
 from grpo_operator.gang.native import NativeGang
@@ -10,7 +11,8 @@ from grpo_operator.gang.none import NoGang
 from grpo_operator.gang.volcano import VolcanoGang
 
 BACKENDS: dict[str, type[GangBackend]] = {
-    backend.name: backend for backend in (KueueGang, NativeGang, VolcanoGang, CoschedulingGang, KaiGang, NoGang)
+    backend.name: backend
+    for backend in (KueueGang, NativeGang, VolcanoGang, CoschedulingGang, KaiGang, GatedGang, NoGang)
 }
 """By the name in `gangScheduling.backend`; `auto` takes the first that does not refuse the job, of those with queues
 where the job names one and of the others where it does not."""

@@ -68,8 +68,10 @@ class Heads:
 class Kubelet:
     """Acts on what the record shows, in threads of its own; a node in `dead` does nothing."""
 
-    def __init__(self, api: Api, record: Record, nodes: list[str], chance: random.Random) -> None:
-        self.api, self.record, self.nodes, self._chance = api, record, nodes, chance
+    def __init__(
+        self, api: Api, record: Record, nodes: list[str], chance: random.Random, gpus: int = GPUS_PER_NODE
+    ) -> None:
+        self.api, self.record, self.nodes, self._chance, self._gpus = api, record, nodes, chance, gpus
         self.heads = Heads()
         self.dead: set[str] = set()
         self.errors: list[BaseException] = []
@@ -114,7 +116,7 @@ class Kubelet:
                     self._say_ready(node)
 
     def _say_ready(self, node: str) -> None:
-        capacity = {"cpu": "200", "memory": "2000Gi", "pods": "500", names.GPU_RESOURCE: str(GPUS_PER_NODE)}
+        capacity = {"cpu": "200", "memory": "2000Gi", "pods": "500", names.GPU_RESOURCE: str(self._gpus)}
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         ready = {"type": "Ready", "status": "True", "lastHeartbeatTime": now, "reason": "KubeletReady"}
         status = {"capacity": capacity, "allocatable": capacity, "conditions": [ready]}

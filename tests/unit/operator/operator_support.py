@@ -16,8 +16,10 @@ NOW = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
 UID = "11111111-2222-3333-4444-555555555555"
 NOTHING = Capabilities()
 WORKLOAD, POD_GROUP = "Workload.v1beta1.scheduling.k8s.io", "PodGroup.v1beta1.scheduling.k8s.io"
-NATIVE = Capabilities(kinds=frozenset({WORKLOAD, POD_GROUP}))
+NATIVE = Capabilities(kinds=frozenset({WORKLOAD, POD_GROUP}), native_topology=True)
 """A cluster with native gang scheduling."""
+SEES_NODES = Capabilities(sees_cluster=True)
+"""One without, whose nodes and pods the operator sees."""
 MAX_ROUNDS = 5
 """Plans that one reconcile carries out at most."""
 

@@ -1,13 +1,19 @@
 """Which backend a job gets: by what is asked for, what the cluster serves and what the operator's role allows."""
 
+import json
+from dataclasses import replace
+
 import kubernetes_validate
 import pytest
 
 from grpo_api.job import parse_job
 from grpo_operator.capabilities import discover
+from grpo_operator.gang import native
+from grpo_operator.gang.base import Capabilities
 from grpo_operator.gang.choice import BACKENDS, KINDS, choose
+from grpo_operator.gang.native import V1ALPHA1, V1ALPHA2, V1BETA1
 from grpo_operator.kube import KubeError, resource_of
-from tests.unit.operator.operator_support import NATIVE, NOTHING, raw_job, run
+from tests.unit.operator.operator_support import NATIVE, NOTHING, POD_GROUP, child, pod, raw_job, run
 
 
 def choice(asked, capabilities, in_use=None, **more):
@@ -39,13 +45,13 @@ def test_preferred_topology_adds_to_the_affinity_that_the_job_has(backend):
     scheduling = {"backend": backend, "topologyKey": "rack", "topologyMode": "Preferred"}
     raw = raw_job(gangScheduling=scheduling, template={"podOverlay": {"spec": {"affinity": own}}})
     pods = [item for item in run(raw, capabilities=NATIVE).create if item["kind"] == "Pod"]
-    for pod in pods:
-        affinity = pod["spec"]["affinity"]["podAffinity"]
+    for made in pods:
+        affinity = made["spec"]["affinity"]["podAffinity"]
         assert affinity["requiredDuringSchedulingIgnoredDuringExecution"] == [{"topologyKey": "a"}]
         (term,) = affinity["preferredDuringSchedulingIgnoredDuringExecution"]
         assert term["podAffinityTerm"]["topologyKey"] == "rack"
-        assert term["podAffinityTerm"]["labelSelector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
-        kubernetes_validate.validate(pod, "1.37.0", strict=True)
+        assert term["podAffinityTerm"]["labelSelector"]["matchLabels"].items() <= made["metadata"]["labels"].items()
+        kubernetes_validate.validate(made, "1.37.0", strict=True)
     required = raw_job(gangScheduling={"backend": "native", "topologyKey": "rack"})
     assert not [item for item in run(required, capabilities=NATIVE).create if "affinity" in item.get("spec", {})], (
         "the PodGroup says it"
@@ -57,7 +63,7 @@ class Cluster:
 
     def __init__(self, served, allowed):
         self._served, self._allowed = served, allowed
-        self.asked = []
+        self.asked, self.probed, self.keeps_topology = [], [], True
 
     async def served(self, api_version):
         return {resource_of(kind)[1] for kind in self._served if resource_of(kind)[0] == api_version}
@@ -66,15 +72,82 @@ class Cluster:
         self.asked.append((verb, kind, namespace))
         return self._allowed(verb, kind, namespace)
 
+    async def create(self, kind, body, dry_run=False):
+        assert dry_run
+        self.probed.append((kind, body["metadata"]["namespace"]))
+        spec = dict(body["spec"])
+        if not self.keeps_topology:
+            del spec["schedulingConstraints"]  # as an API server does whose feature gate is off
+        return {**body, "spec": spec}
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+@pytest.mark.parametrize(("namespaces", "probed"), [((), "d"), (("a", "b"), "a")])
+async def test_discovery_asks_whether_a_topology_is_kept(keeps, namespaces, probed):
+    cluster = Cluster(KINDS, lambda *_: True)
+    cluster.keeps_topology = keeps
+    assert (await discover(cluster, namespaces, "d")).native_topology is keeps
+    assert cluster.probed == [("PodGroup.v1beta1.scheduling.k8s.io", probed)]
+
+
+def test_topology_that_native_drops_goes_to_a_backend_that_keeps_it():
+    drops = replace(NATIVE, native_topology=False)
+    assert choice("native", drops, topologyKey="rack")[0] is None
+    assert "TopologyAwareWorkloadScheduling" in choice("native", drops, topologyKey="rack")[1]
+    assert choice("auto", replace(drops, sees_cluster=True), topologyKey="rack")[0] == "gated"
+    assert choice("auto", drops, topologyKey="rack", topologyMode="Preferred")[0] == "native"
+
+
+@pytest.mark.parametrize(("kubernetes", "version"), [("1.35.0", V1ALPHA1), ("1.36.0", V1ALPHA2), ("1.37.0", V1BETA1)])
+def test_objects_of_each_release_match_its_schemas(kubernetes, version):
+    capabilities = Capabilities(kinds=frozenset(native.KINDS[version]), native_topology=version != V1ALPHA1)
+    scheduling = {"backend": "native"} | ({} if version == V1ALPHA1 else {"topologyKey": "rack"})
+    raw = raw_job(gangScheduling=scheduling, template={"priorityClassName": "high"}, status={"attempt": 2})
+    made = run(raw, capabilities=capabilities)
+    assert made.status["gang"]["backend"] == "native"
+    for item in made.create:
+        kubernetes_validate.validate(item, kubernetes, strict=True)
+    groups = [item for item in made.create if item["apiVersion"] == version]
+    assert len(groups) == len(native.KINDS[version])
+    pods = [item["spec"] for item in made.create if item["kind"] == "Pod"]
+    if version == V1ALPHA1:
+        assert {json.dumps(spec["workloadRef"]) for spec in pods} == {
+            '{"name": "sums", "podGroup": "gang", "podGroupReplicaKey": "2"}'
+        }
+        assert groups[0]["spec"]["podGroups"] == [{"name": "gang", "policy": {"gang": {"minCount": 2}}}]
+    else:
+        assert {spec["schedulingGroup"]["podGroupName"] for spec in pods} == {"sums-2"}
+        assert groups[1]["spec"]["schedulingConstraints"] == {"topology": [{"key": "rack"}]}
+
+
+def test_newest_version_is_used():
+    every = Capabilities(kinds=frozenset(native.NativeGang.kinds))
+    assert {
+        item["apiVersion"]
+        for item in run(raw_job(gangScheduling={"backend": "native"}), capabilities=every).create
+        if item["apiVersion"].startswith("scheduling")
+    } == {V1BETA1}
+
+
+def test_scheduler_word_on_the_group_is_told_with_what_the_gang_needs():
+    group = child(POD_GROUP, "sums-0")
+    told = {"type": "PodGroupInitiallyScheduled", "status": "False", "reason": "Unschedulable"}
+    group["status"] = {"conditions": [{**told, "message": "minCount (2) cannot be satisfied"}]}
+    status = run(
+        raw_job(gangScheduling={"backend": "native"}), pod(0), pod(1), capabilities=NATIVE, children=[group]
+    ).status
+    assert (status["state"], status["reason"]) == ("Scheduling", "Unschedulable")
+    assert status["message"] == "needs 2 x 1 nvidia.com/gpu; the scheduler: minCount (2) cannot be satisfied"
+
 
 async def test_discovery_finds_what_is_served_and_allowed():
-    assert (await discover(Cluster(KINDS, lambda *_: True), ())).kinds == KINDS
-    assert (await discover(Cluster(set(), lambda *_: True), ())).kinds == frozenset()
-    assert (await discover(Cluster(KINDS, lambda *_: False), ())).kinds == frozenset()
+    assert (await discover(Cluster(KINDS, lambda *_: True), (), "d")).kinds == KINDS
+    assert (await discover(Cluster(set(), lambda *_: True), (), "d")).kinds == frozenset()
+    assert (await discover(Cluster(KINDS, lambda *_: False), (), "d")).kinds == frozenset()
 
 
 async def test_each_watched_namespace_must_allow_it():
-    found = await discover(Cluster(KINDS, lambda verb, kind, namespace: namespace != "b"), ("a", "b"))
+    found = await discover(Cluster(KINDS, lambda verb, kind, namespace: namespace != "b"), ("a", "b"), "d")
     assert found.kinds == frozenset()
 
 
@@ -86,7 +159,7 @@ async def test_discovery_does_not_take_trouble_for_absence():
             raise KubeError(503, "", "later")
 
     with pytest.raises(KubeError):
-        await discover(Troubled(KINDS, lambda *_: True), ())
+        await discover(Troubled(KINDS, lambda *_: True), (), "d")
 
 
 def test_kinds_are_named_in_full():

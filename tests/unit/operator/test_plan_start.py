@@ -10,6 +10,7 @@ from tests.unit.operator.operator_support import (
     NATIVE,
     NOTHING,
     POD_GROUP,
+    SEES_NODES,
     WORKLOAD,
     child,
     condition,
@@ -84,16 +85,40 @@ def test_pod_group_that_is_going_is_not_deleted_again():
 
 @pytest.mark.parametrize(
     ("asked", "served", "backend"),
-    [("auto", True, "native"), ("auto", False, "none"), ("native", True, "native"), ("none", True, "none")],
+    [
+        *(("auto", NATIVE, "native"), ("auto", SEES_NODES, "gated"), ("auto", NOTHING, "none")),
+        *(("native", NATIVE, "native"), ("none", NATIVE, "none"), ("gated", SEES_NODES, "gated")),
+    ],
 )
 def test_gang_backend(asked, served, backend):
-    made = run(raw_job(gangScheduling={"backend": asked}), capabilities=NATIVE if served else NOTHING)
+    made = run(raw_job(gangScheduling={"backend": asked}), capabilities=served)
     assert made.status["gang"]["backend"] == backend
     assert bool(created(made, "PodGroup")) == (backend == "native")
+    gates = [item["spec"].get("schedulingGates") for item in made.create if item["kind"] == "Pod"]
+    assert gates == [[{"name": "grpo.dev/gang"}] if backend == "gated" else None] * 2
 
 
-def test_gang_backend_that_is_not_served_is_told_with_the_repair():
-    made = run(raw_job(gangScheduling={"backend": "native"}), capabilities=NOTHING)
+def test_gang_that_is_held_back_is_queued_and_says_what_for():
+    job, pods = raw_job(gangScheduling={"backend": "gated"}), [pod(0), pod(1)]
+    for item in pods:
+        item["spec"]["schedulingGates"] = [{"name": "grpo.dev/gang"}]
+        set_condition(item, "PodScheduled", "False", reason="SchedulingGated", message="Scheduling is blocked")
+    told = ("WaitingForCapacity", "needs 2 x 8 nvidia.com/gpu; 3 gangs ahead")
+    for news in (None, told):
+        status = run(job, *pods, capabilities=SEES_NODES, told=news).status
+        assert (status["state"], status["reason"]) == ("Queued", "WaitingForCapacity")
+        assert condition(status, "Scheduled")["message"] == status["message"]
+    assert status["message"] == told[1]
+    del pods[0]["spec"]["schedulingGates"], pods[1]["spec"]["schedulingGates"]
+    for item in pods:
+        set_condition(item, "PodScheduled", "False", reason="Unschedulable", message="0/2 nodes are available")
+    status = run(job, *pods, capabilities=SEES_NODES, told=None).status
+    assert (status["state"], status["reason"]) == ("Scheduling", "Unschedulable"), "released, it is the scheduler's"
+
+
+@pytest.mark.parametrize("backend", ["native", "gated"])
+def test_gang_backend_that_is_not_served_is_told_with_the_repair(backend):
+    made = run(raw_job(gangScheduling={"backend": backend}), capabilities=NOTHING)
     assert made.create == []
     assert (made.status["state"], made.status["reason"]) == ("Pending", "Unschedulable")
     assert "gangScheduling.backend" in made.status["message"]

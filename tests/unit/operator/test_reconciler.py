@@ -5,6 +5,7 @@ import copy
 import pytest
 
 from grpo_operator.cache import Cache
+from grpo_operator.cluster_view import ClusterView
 from grpo_operator.kube import KubeError
 from grpo_operator.reconciler import Reconciler
 from grpo_operator.resync import Resync
@@ -278,7 +279,7 @@ class ListedKube(FakeKube):
 def listing(kube, *namespaces):
     cache = Cache()
     queue = Reconciler(kube, cache, SETTINGS, FakeReader()).queue
-    return cache, Resync(kube, cache, queue, namespaces)
+    return cache, Resync(kube, cache, queue, namespaces, ClusterView())
 
 
 async def test_listing_anew_notices_what_a_watch_missed():

@@ -7,7 +7,8 @@ import pytest
 
 from grpo_operator import main
 from grpo_operator.cache import Cache
-from grpo_operator.gang.native import API_VERSION
+from grpo_operator.cluster_view import ClusterView
+from grpo_operator.gang.native import V1BETA1
 from grpo_operator.kube import KubeError
 from grpo_operator.main import WATCH_BEHIND_SECONDS, Operator
 from grpo_operator.reconciler import Reconciler
@@ -120,7 +121,7 @@ class Denied(ListedKube):
 
 def resync_of(kube, *namespaces):
     cache = Cache()
-    return cache, Resync(kube, cache, Reconciler(kube, cache, SETTINGS, FakeReader()).queue, namespaces)
+    return cache, Resync(kube, cache, Reconciler(kube, cache, SETTINGS, FakeReader()).queue, namespaces, ClusterView())
 
 
 async def test_namespace_that_may_not_be_read_is_told_and_the_others_go_on(caplog):
@@ -154,15 +155,18 @@ class Api(ListedKube):
         self.answers = list(answers)
 
     async def served(self, api_version):
-        if api_version != API_VERSION:
+        if api_version != V1BETA1:
             return set()
         answer = self.answers.pop(0)
         if isinstance(answer, Exception):
             raise answer
         return {"workloads", "podgroups"} if answer else set()
 
+    async def create(self, kind, body, dry_run=False):
+        return body
+
     async def may(self, verb, kind, namespace=""):
-        return True
+        return kind != "Node"
 
 
 def operator_with(kube, monkeypatch):
@@ -171,7 +175,7 @@ def operator_with(kube, monkeypatch):
     monkeypatch.setattr(main, "RETRY_SECONDS", 0.001)
     operator = Operator(SETTINGS)
     operator.kube = kube
-    operator.resync = Resync(kube, operator.cache, operator.reconciler.queue, ())
+    operator.resync = Resync(kube, operator.cache, operator.reconciler.queue, (), ClusterView())
     return operator
 
 

@@ -1,0 +1,156 @@
+"""What every gang backend must do, against a real API server and scheduler: one list of cases for all that run here.
+
+Six GPUs on three nodes; pods have no kubelet but are run and ended as one would. Whether two gangs ever hold part of
+what they need is read from etcd's whole history.
+"""
+
+import pytest
+
+from tests.apiserver.gang_support import RACK, URGENT, GangSite
+
+pytestmark = [pytest.mark.apiserver, pytest.mark.timeout(240)]
+BACKENDS = ["native", "gated"]
+IN_ORDER = {"gated"}
+"""Backends that promise to start equal gangs in the order of their arrival."""
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    site = GangSite(tmp_path_factory.mktemp("gangs"))
+    try:
+        site.start()
+        yield site
+    finally:
+        site.stop()
+
+
+@pytest.fixture(params=BACKENDS)
+def site(place, request):
+    place.backend = request.param
+    yield place
+    place.clear()
+    assert place.history.broken == []
+    assert place.record.error is None
+
+
+def test_two_that_fit_alone_and_not_together(site):
+    """The second waits whole and starts when the first ends; suspended or deleted while it waits, it holds nothing."""
+    first, second = site.apply("first", 2, gpus=2), site.apply("second", 2, gpus=2)
+    site.wait_state(first, "Running")
+    third = site.apply("third", 2, gpus=2)
+    for name in (second, third):
+        status = site.wait_state(name, "Queued", "Scheduling")
+        assert status["gang"]["backend"] == site.backend
+        assert status["message"]
+        assert not site.has_nodes(name)
+    site.suspend(second, True)
+    site.wait_state(second, "Suspended")
+    site.wait("release of the second", lambda: not site.pods(second) and not site.groups(second))
+    site.delete(third)
+    site.wait("end of the third", lambda: not site.pods(third) and not site.groups(third))
+    site.suspend(second, False)
+    site.wait_state(second, "Queued", "Scheduling")
+    assert not site.has_nodes(second)
+    site.finish(first)
+    site.wait_state(first, "Succeeded")
+    site.wait("release of the first", lambda: site.released(first))
+    site.wait_state(second, "Running")
+    assert site.status(second)["failures"] == 0
+    site.fail(second)
+    site.wait_state(second, "Failed")
+    site.wait("release of the second", lambda: site.released(second))
+
+
+def test_larger_than_the_cluster(site):
+    """It says so and holds nothing, and others pass it by."""
+    giant = site.apply("giant", 4, gpus=2)
+    small = site.apply("small", 2)
+    site.wait_state(small, "Running")
+    status = site.wait_state(giant, "Queued", "Scheduling")
+    site.wait("word of what is missing", lambda: _told(site, giant))
+    assert status["nodes"]["total"] == 4
+    assert not site.has_nodes(giant)
+
+
+def _told(site, name):
+    return "nvidia.com/gpu" in site.status(name).get("message", "")
+
+
+def test_pod_lost_after_start(site):
+    """The whole gang goes and comes back, and the budget for failures is untouched."""
+    name = site.apply("lost", 2)
+    site.wait_state(name, "Running")
+    before = {pod["metadata"]["uid"] for pod in site.pods(name)}
+    site.delete_pod(site.pods(name)[1])
+    site.wait("second attempt", lambda: site.status(name).get("attempt") == 1)
+    site.wait_state(name, "Running")
+    assert not before & {pod["metadata"]["uid"] for pod in site.pods(name)}
+    status = site.status(name)
+    assert (status["failures"], [one["counted"] for one in status["restarts"]]) == (0, [False])
+
+
+def test_gang_of_higher_priority(site):
+    """It comes before those that wait, and takes the place of one that runs; that one goes whole and comes back."""
+    low, waits = site.apply("low", 3, gpus=2, **SIX), site.apply("waits", 3, gpus=2, **SIX)
+    running = site.wait("one of the two", lambda: next((n for n in (low, waits) if _runs(site, n)), None))
+    urgent = site.apply("urgent", 2, gpus=2, template={"priorityClassName": URGENT})
+    site.wait_state(urgent, "Running")
+    site.wait("preemption", lambda: site.status(running).get("restarts"))
+    status = site.status(running)
+    assert [(one["cause"], one["counted"]) for one in status["restarts"]] == [("Preempted", False)]
+    assert status["failures"] == 0
+    site.wait("the whole gang's end", lambda: not site.has_nodes(running))
+    site.finish(urgent)
+    for _ in range(2):
+        name = site.wait("one of the two again", lambda: next((n for n in (low, waits) if _runs(site, n)), None))
+        site.finish(name)
+        site.wait_state(name, "Succeeded")
+
+
+SIX = {"data": {"trainBatchSize": 6}, "actor": {"ppoMiniBatchSize": 6}}
+"""Batches that six GPUs divide."""
+
+
+def _runs(site, name):
+    return site.status(name).get("state") == "Running"
+
+
+def test_topology(site):
+    """Two pods of two GPUs fit one rack only; with another there, a gang that must be in one waits and another goes."""
+    within = {"topologyKey": RACK}
+    first = site.apply("first", 2, gpus=2, gangScheduling=within)
+    site.wait_state(first, "Running")
+    assert {pod["spec"]["nodeName"] for pod in site.pods(first)} == {"node-1", "node-2"}
+    site.finish(first)
+    site.wait_state(first, "Succeeded")
+    site.wait("release of the first", lambda: site.released(first))
+    block = site.apply("block", 1, gpus=2, template={"nodeSelector": {"kubernetes.io/hostname": "node-2"}})
+    site.wait_state(block, "Running")
+    must, would = site.apply("must", 2, gpus=2, gangScheduling=within), None
+    site.wait_state(must, "Queued", "Scheduling")
+    site.wait("word of what is missing", lambda: _told(site, must))
+    assert not site.has_nodes(must)
+    would = site.apply("would", 2, gpus=2, gangScheduling={**within, "topologyMode": "Preferred"})
+    site.wait_state(would, "Running")
+    assert not site.has_nodes(must)
+
+
+def test_twenty_gangs_for_three_places(site):
+    """All finish, and at no moment of the history do two gangs hold a part of what they need."""
+    place = {"requests": {"cpu": "100m", "memory": "1Gi"}}
+    first = len(site.history.started)
+    names = [site.apply(f"gang-{number:02}", 2, template={"resources": place}) for number in range(20)]
+    left = set(names)
+
+    def ended():
+        for name in [name for name in left if _runs(site, name)]:
+            site.finish(name)
+            left.discard(name)
+        return not left
+
+    site.wait("end of all gangs", ended, 120)
+    for name in names:
+        site.wait_state(name, "Succeeded")
+    assert sorted(site.history.started[first:]) == names
+    if site.backend in IN_ORDER:
+        assert site.history.started[first:] == names
