@@ -208,9 +208,9 @@ async def test_workload_of_pods_that_do_not_go_is_deleted():
 
 @pytest.mark.parametrize("missing", ["get", "delete"])
 async def test_kueue_is_not_there_for_a_role_that_lacks_a_verb(missing):
-    allowed = await discover(Cluster({WORKLOADS}, lambda verb, *_: verb in ("get", "delete")), ())
+    allowed = await discover(Cluster({WORKLOADS}, lambda verb, *_: verb in ("get", "delete")), (), "d")
     assert (allowed.reads, allowed.kinds) == ({WORKLOADS}, frozenset()), "nothing of it is watched"
-    assert not (await discover(Cluster({WORKLOADS}, lambda verb, *_: verb != missing), ())).reads
+    assert not (await discover(Cluster({WORKLOADS}, lambda verb, *_: verb != missing), (), "d")).reads
 
 
 async def test_kueues_words_are_read_ever_less_often_and_only_while_the_gang_waits():
