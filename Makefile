@@ -37,6 +37,10 @@ unit: setup ## Unit tests that need neither torch nor a cluster (under a minute)
 unit-trainer: setup-trainer ## Unit tests of the trainer
 	@$(TRAINER_RUN) python -m pytest $(RERUN) tests/unit/trainer
 
+.PHONY: simulate-gangs
+simulate-gangs: setup ## The line of gang backend `gated` over 10,000 random clusters (ten minutes; not part of `make test`)
+	@PYTHONPATH=.:api:operator $(RUN) python -m tests.unit.operator.gang_simulation
+
 .PHONY: conformance
 conformance: setup-trainer ## The trainer's mathematics against verl's and TRL's own functions
 	@$(UV) pip install --quiet --python $(TRAINER_ENV) --no-deps --require-hashes --target $(CONFORMANCE_DIR) \

@@ -83,7 +83,7 @@ class GangSchedulingSpec(ApiModel):
     """`native`: Workload and PodGroup of Kubernetes 1.37's scheduling.k8s.io/v1beta1. `kueue`, `volcano`,
     `coscheduling` (scheduler-plugins) and `kai`: what these projects install. `gated`: the operator holds pods back by
     scheduling gates until it sees room for all of them. `none`: plain pods. `auto`: kueue where `queue` is set, else
-    native or what else the cluster serves, else gated where the operator may see all nodes and pods, else none."""
+    native where the cluster serves that API, else gated where the operator may see all nodes and pods, else none."""
     queue: str | None = Field(
         default=None, min_length=1, max_length=63, pattern=QUEUE, json_schema_extra=cel_rules(_QUEUE_RULE)
     )
