@@ -20,6 +20,8 @@ class ClusterView:
         """By the pod's UID."""
         self._versions: dict[str, int] = {}
         self._bound: dict[str, bool] = {}
+        self._looked_at: dict[str, tuple[object, ...]] = {}
+        """All of a pod that `_uses` rests on, its spec by its generation."""
 
     def cluster(self) -> Cluster:
         return Cluster(tuple(self.nodes.values()), tuple(self._uses.values()))
@@ -39,8 +41,18 @@ class ClusterView:
         if version < self._versions.get(uid, 0):
             return  # the watch is behind a patch of ours
         self._versions[uid] = version
-        self._bound[uid] = bool(pod["spec"].get("nodeName"))
         waits = gated.is_gated(pod)
+        looked_at = (
+            pod["spec"].get("nodeName"),
+            gated.planned_node(pod),
+            waits,
+            pod.get("status", {}).get("phase") in ("Succeeded", "Failed"),
+            pod["metadata"].get("generation"),
+        )
+        if self._looked_at.get(uid) == looked_at:
+            return  # most events are news of a pod's containers, and reading quantities takes its time
+        self._looked_at[uid] = looked_at
+        self._bound[uid] = bool(pod["spec"].get("nodeName"))
         # A pod that has been released takes its place before the scheduler puts it there.
         place = pod["spec"].get("nodeName") or (None if waits else gated.planned_node(pod))
         use = use_of(pod, place) if place else None
@@ -58,6 +70,7 @@ class ClusterView:
         uid = pod["metadata"]["uid"]
         self._versions.pop(uid, None)
         self._bound.pop(uid, None)
+        self._looked_at.pop(uid, None)
         if self._uses.pop(uid, None) is not None:
             self.changed.set()
 

@@ -66,15 +66,19 @@ def make_registry(cache: Cache, queue: WorkQueue, health: WatchHealth, view: Clu
     def watch(kind: str) -> None:
         api_version, plural = resource_of(kind)
         group, _, version = api_version.rpartition("/")
+        ours = {names.LABEL_MANAGED_BY: names.MANAGED_BY}
+        everybodys = kind == "Pod" and cache.capabilities.sees_cluster
 
-        @kopf.on.event(
-            group, version, plural, labels={names.LABEL_MANAGED_BY: names.MANAGED_BY}, id=kind, registry=registry
-        )
+        @kopf.on.event(group, version, plural, labels=None if everybodys else ours, id=kind, registry=registry)
         async def child_event(event: Any, **_: Any) -> None:
             metrics.LAST_WATCH_EVENT.set_to_current_time()
             item = dict(event["object"])
-            health.brought(kind, item)
             deleted = event["type"] == "DELETED"
+            if everybodys:
+                view.drop_pod(item) if deleted else view.put_pod(item)
+                if not ours.items() <= (item["metadata"].get("labels") or {}).items():
+                    return
+            health.brought(kind, item)
             key = cache.drop_child(kind, item) if deleted else cache.put_child(kind, item)
             if key is not None:
                 queue.add(key)
@@ -82,18 +86,11 @@ def make_registry(cache: Cache, queue: WorkQueue, health: WatchHealth, view: Clu
     for kind in (*WATCHED_CHILDREN, *sorted(cache.capabilities.kinds)):
         watch(kind)
     if cache.capabilities.sees_cluster:
-        _watch_cluster(registry, view, health)
+
+        @kopf.on.event("", "v1", "nodes", registry=registry)
+        async def node_event(event: Any, **_: Any) -> None:
+            item = dict(event["object"])
+            health.brought("Node", item)
+            view.drop_node(item) if event["type"] == "DELETED" else view.put_node(item)
+
     return registry
-
-
-def _watch_cluster(registry: kopf.OperatorRegistry, view: ClusterView, health: WatchHealth) -> None:
-    @kopf.on.event("", "v1", "nodes", registry=registry)
-    async def node_event(event: Any, **_: Any) -> None:
-        item = dict(event["object"])
-        health.brought("Node", item)
-        view.drop_node(item) if event["type"] == "DELETED" else view.put_node(item)
-
-    @kopf.on.event("", "v1", "pods", id="every pod", registry=registry)
-    async def pod_event(event: Any, **_: Any) -> None:
-        item = dict(event["object"])
-        view.drop_pod(item) if event["type"] == "DELETED" else view.put_pod(item)
