@@ -50,6 +50,8 @@ class History:
     """Names of jobs in the order in which their gangs had all their nodes, once an attempt."""
     broken: list[str] = field(default_factory=list)
     one_at_a_time: bool = True
+    """Gangs get their nodes one after the other. A scheduler that has decided for two may write down both at once; then
+    it must have room for what they lack."""
     _deleted: set[str] = field(default_factory=set)
     _whole: set[tuple[str, int]] = field(default_factory=set)
 
@@ -81,6 +83,16 @@ class History:
         partial = self.partial()
         if len(partial) > 1 and self.one_at_a_time:
             self.broken.append(f"revision {revision}: parts of several gangs hold GPUs: {sorted(partial)}")
+        if partial and (asked := self._asked()) > GPUS * len(NODES):
+            self.broken.append(f"revision {revision}: {sorted(partial)} cannot all be completed: {asked} GPUs in all")
+
+    def _asked(self) -> int:
+        """GPUs in use, and those that gangs lack part of which has any."""
+        holding = [one for one in self.pods.values() if one.placed and not one.gone]
+        sizes = {uid: job["spec"]["trainer"] for uid, job in self.jobs.items()}
+        in_use = sum(sizes[one.job]["nGpusPerNode"] for one in holding if (one.job, one.attempt) in self._whole)
+        partial = {(one.job, one.attempt) for one in holding} - self._whole
+        return in_use + sum(sizes[job]["nGpusPerNode"] * sizes[job]["nnodes"] for job, _ in partial)
 
     def partial(self) -> set[str]:
         """Names of jobs part of whose gang holds GPUs while the rest never had any."""
@@ -152,6 +164,8 @@ class GangSite:
                 raise AssertionError(f"no {what} within {seconds} s; {json.dumps(states, indent=1)}\n{log}")
             if hasattr(self, "kubelet"):
                 assert not self.kubelet.errors, repr(self.kubelet.errors)
+                ended = self.operator.identity and not self.operator.alive()
+                assert not ended, f"the operator has ended:\n{self.operator.log.read_text()[-3000:]}"
             time.sleep(0.1)
         return found
 
