@@ -87,10 +87,12 @@ class History:
             self.broken.append(f"revision {revision}: {sorted(partial)} cannot all be completed: {asked} GPUs in all")
 
     def _asked(self) -> int:
-        """GPUs in use, and those that gangs lack part of which has any."""
+        """GPUs in use by whole gangs, and those that gangs ask for part of which has any. A gang that has lost a pod, as
+        by preemption, is giving back what it has."""
         holding = [one for one in self.pods.values() if one.placed and not one.gone]
         sizes = {uid: job["spec"]["trainer"] for uid, job in self.jobs.items()}
-        in_use = sum(sizes[one.job]["nGpusPerNode"] for one in holding if (one.job, one.attempt) in self._whole)
+        stays = self._whole - {(one.job, one.attempt) for one in self.pods.values() if one.gone}
+        in_use = sum(sizes[one.job]["nGpusPerNode"] for one in holding if (one.job, one.attempt) in stays)
         partial = {(one.job, one.attempt) for one in holding} - self._whole
         return in_use + sum(sizes[job]["nGpusPerNode"] * sizes[job]["nnodes"] for job, _ in partial)
 
