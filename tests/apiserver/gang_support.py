@@ -87,8 +87,8 @@ class History:
             self.broken.append(f"revision {revision}: {sorted(partial)} cannot all be completed: {asked} GPUs in all")
 
     def _asked(self) -> int:
-        """GPUs in use by whole gangs, and those that gangs ask for part of which has any. A gang that has lost a pod, as
-        by preemption, is giving back what it has."""
+        """GPUs in use by whole gangs, and those that gangs ask for part of which has any. A gang that has lost a pod,
+        as by preemption, is giving back what it has."""
         holding = [one for one in self.pods.values() if one.placed and not one.gone]
         sizes = {uid: job["spec"]["trainer"] for uid, job in self.jobs.items()}
         stays = self._whole - {(one.job, one.attempt) for one in self.pods.values() if one.gone}
