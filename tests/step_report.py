@@ -1,6 +1,9 @@
-"""A step that computed everything a trainer can report."""
+"""A step that computed everything a trainer can report, and a validation."""
+
+from collections import Counter
 
 from grpo_trainer.metrics import StepReport
+from grpo_trainer.validation_report import ValidationReport
 
 REPORT = StepReport(
     step=3,
@@ -32,4 +35,20 @@ REPORT = StepReport(
     gpu_memory_peak={0: 200, 1: 201},
     host_memory={0: 300, 1: 301},
     eta_seconds=310.0,
+)
+
+VALIDATION = ValidationReport(
+    step=20,
+    seconds=8.25,
+    prompts=3,
+    reward_mean=0.5,
+    values={
+        "openai/gsm8k": {
+            "reward": {"mean@2": 0.5, "std@2": 0.25, "best@2/mean": 0.75, "best@2/std": 0.2, "pass@1": 0.5}
+        },
+        "my rows": {"reward": {"mean@2": 1.0, "std@2": 0.0, "best@2/mean": 1.0, "best@2/std": 0.0, "pass@1": 1.0}},
+    },
+    response_length=31.5,
+    truncated=0.125,
+    errors=Counter({("correct", "none"): 1}),
 )

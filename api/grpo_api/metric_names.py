@@ -51,7 +51,8 @@ TRUNCATED = Metric("grpo_response_truncated_ratio", "gauge", "Share of responses
 PHASE_DURATION = Metric(
     "grpo_step_duration_seconds",
     "gauge",
-    "Seconds of the last step by phase: rollout, reward, old_log_prob, ref, update, sync, checkpoint, and step (all).",
+    "Seconds of the last step by phase: rollout, reward, old_log_prob, ref, update, sync, checkpoint, and step (all); "
+    "and of the last validation: validation, which no step contains.",
     ("phase",),
 )
 PHASE_SECONDS = Metric("grpo_phase_seconds_total", "counter", "Seconds spent in each phase.", ("phase",))
@@ -85,7 +86,17 @@ ROLLOUT_SAMPLE_SIZE = Metric(
 SAMPLING_ROUNDS = Metric(
     "grpo_sampling_rounds", "gauge", "Batches of prompts that the last step sampled; above 1 with filterGroups only."
 )
-LAST_STEP_TIMESTAMP = Metric("grpo_last_step_timestamp_seconds", "gauge", "When the last step ended.")
+VAL_SCORE = Metric(
+    "grpo_validation_score",
+    "gauge",
+    "Result of the last validation by data source, variable (reward, or a function's name) and statistic: mean@n, "
+    "best@n/mean, pass@k.",
+    ("data_source", "variable", "statistic"),
+)
+VAL_STEP = Metric("grpo_validation_step", "gauge", "Step of the last validation; 0 is the one before training.")
+LAST_STEP_TIMESTAMP = Metric(
+    "grpo_last_step_timestamp_seconds", "gauge", "When the last step, or the last batch of a validation, ended."
+)
 CHECKPOINT_STEP = Metric("grpo_checkpoint_step", "gauge", "Step of the newest complete checkpoint.")
 CHECKPOINT_TIMESTAMP = Metric("grpo_checkpoint_timestamp_seconds", "gauge", "When the newest checkpoint was complete.")
 CHECKPOINT_SIZE = Metric("grpo_checkpoint_size_bytes", "gauge", "Size of the newest complete checkpoint.")

@@ -47,7 +47,11 @@ class Progress(ApiModel):
     eta_seconds: float | None = None
     """Time left at the pace of the last steps."""
     last_step_time: str | None = None
-    """When the last step ended (RFC 3339)."""
+    """When the last step, or the last batch of a validation, ended (RFC 3339)."""
+    val_step: int | None = None
+    """Step of the last validation; 0 is the one before training."""
+    val_reward_mean: float | None = None
+    """Mean over its prompts of their responses' mean reward."""
 
 
 class CheckpointStatus(ApiModel):

@@ -52,11 +52,12 @@ def _scheduling_faults(spec: GRPOJobSpec) -> list[FieldError]:
 
 def _choice_faults(spec: GRPOJobSpec) -> list[FieldError]:
     train = spec.data.train
-    faults = exactly_one(
-        "spec.data.train",
-        {"files": train.files, "hub": train.hub, "reasoningGym": train.reasoning_gym},
-        "files: [/data/train.parquet]",
-    )
+    faults: list[FieldError] = []
+    for name, source in (("train", train), ("val", spec.data.val)):
+        if source is not None:
+            given: dict[str, object] = {"files": source.files, "hub": source.hub, "reasoningGym": source.reasoning_gym}
+            faults += exactly_one(f"spec.data.{name}", given, "files: [/data/train.parquet]")
+    faults += _val_faults(spec)
     lengths = {"totalSteps": spec.trainer.total_steps, "totalEpochs": spec.trainer.total_epochs}
     faults += exactly_one("spec.trainer", dict(lengths), "totalSteps: 100")
     for path, micro, budget in (
@@ -86,4 +87,19 @@ def _choice_faults(spec: GRPOJobSpec) -> list[FieldError]:
         if more:
             message = "are vLLM's, and the engine is hf: remove them, or use engine vllm"
             faults.append(FieldError("spec.rollout.engineArgs", list(more), message))
+    return faults
+
+
+def _val_faults(spec: GRPOJobSpec) -> list[FieldError]:
+    faults = []
+    train, val = spec.data.train.reasoning_gym, spec.data.val and spec.data.val.reasoning_gym
+    if train and val and (train.task, train.seed) == (val.task, val.seed):
+        message = "and task are those of data.train, so the model would be validated on its training rows: "
+        faults.append(FieldError("spec.data.val.reasoningGym.seed", val.seed, f"{message}set another seed"))
+    sampling = spec.rollout.val_kwargs
+    if sampling.n > 1 and sampling.temperature == 0:
+        message = (
+            "responses need a temperature above 0, or all are the same: set rollout.valKwargs.temperature, or n: 1"
+        )
+        faults.append(FieldError("spec.rollout.valKwargs.n", sampling.n, message))
     return faults

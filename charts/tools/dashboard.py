@@ -142,6 +142,25 @@ def rows() -> dict[str, list[timeseries.Panel | stat.Panel]]:
                     (by_job(m.REWARD_STD, THIS_JOB), f"{JOB_LEGEND} std"),
                 ],
             ),
+            graph(
+                "Validation",
+                "Mean of the last validation's rewards by data source, and where they are 0 or 1 the share of prompts "
+                "that one of k responses solves.",
+                "short",
+                [
+                    (
+                        by_job(
+                            m.VAL_SCORE,
+                            THIS_JOB,
+                            'statistic=~"mean@.+|pass@.+"',
+                            'variable="reward"',
+                            more=["data_source", "statistic"],
+                        ),
+                        f"{JOB_LEGEND} {{{{data_source}}}} {{{{statistic}}}}",
+                    )
+                ],
+                width=24,
+            ),
             job_graph(m.REWARD_FUNCTION_MEAN, "Reward by function", "short", "function"),
             job_graph(m.ZERO_STD_GROUPS, "Groups that teach nothing", "percentunit", bounds=(0, 1)),
             graph(

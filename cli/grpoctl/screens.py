@@ -103,6 +103,8 @@ def _facts(job: Object, steps: StepTable, now: datetime) -> Table:
             facts.append(("reward", logged))
         elif (reward := progress.get("rewardMean")) is not None:
             facts.append(("reward", f"{reward:.3f}"))
+        if (score := progress.get("valRewardMean")) is not None:
+            facts.append(("validation", f"{score:.3f} after step {progress.get('valStep', 0)}"))
         if (speed := progress.get("tokensPerSecond")) is not None:
             facts.append(("speed", f"{speed:,.1f} tokens/s"))
         if last := progress.get("lastStepTime"):

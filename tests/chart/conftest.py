@@ -28,12 +28,14 @@ def _scrape(registry: CollectorRegistry) -> list[Sample]:
 
 @pytest.fixture(scope="session")
 def trainer_scrape() -> list[Sample]:
-    """Over HTTP, from the trainer's own metrics after a step that computed everything."""
+    """Over HTTP, from the trainer's own metrics after a step that computed everything, and a validation."""
     from grpo_trainer.metrics import TrainerMetrics
-    from tests.step_report import REPORT
+    from grpo_trainer.validation_report import record
+    from tests.step_report import REPORT, VALIDATION
 
     metrics = TrainerMetrics("team", "arithmetic")
     metrics.record_step(REPORT, 1000.0)
+    record(VALIDATION, metrics)
     metrics.record_checkpoint(3, 1001.0, 4096)
     metrics.set(m.RESUMED_STEP, 0)
     return _scrape(metrics.registry)

@@ -19,13 +19,14 @@ from grpo_api.status import CheckpointStatus, Progress, percent
 from grpo_trainer.advantages import compute_advantages
 from grpo_trainer.checkpoint import CheckpointError, begin_anew
 from grpo_trainer.checkpoint_files import CheckpointInfo
-from grpo_trainer.data import Prompt, PromptLoader
+from grpo_trainer.data import PromptLoader
 from grpo_trainer.errors import PeerLostError, UserInputError
 from grpo_trainer.greedy_baseline import add_greedy, split_greedy
 from grpo_trainer.kl_control import KlInReward
 from grpo_trainer.metrics import StepReport, TrainerMetrics, log_line, warnings
 from grpo_trainer.partition import balanced, equal_runs
-from grpo_trainer.progress import Pace, ProgressServer, progress_of, rfc3339
+from grpo_trainer.progress import Pace, ProgressServer, progress_of, rfc3339, validated
+from grpo_trainer.prompts import Prompt
 from grpo_trainer.ray_gang import Gang
 from grpo_trainer.rewards.overlong import overlong_penalty
 from grpo_trainer.rewards.pool import RewardPool
@@ -33,6 +34,7 @@ from grpo_trainer.rewards.result import RewardResult, standard_deviations
 from grpo_trainer.rollout.base import Request, Response, request_seed
 from grpo_trainer.sample import Sample
 from grpo_trainer.sampling import Sampled, sample_step
+from grpo_trainer.validation import Validator
 
 log = logging.getLogger(__name__)
 
@@ -67,9 +69,11 @@ class Controller:
         server: ProgressServer,
         metrics: TrainerMetrics,
         attempt: int,
+        validator: Validator | None = None,
     ):
         self._spec, self._gang, self._loader, self._tokenizer = job.spec, gang, loader, tokenizer
         self._pool, self._server, self._metrics, self._attempt = pool, server, metrics, attempt
+        self._validator = validator
         self._plan = job.batch_plan
         self._names = [function.name for function in job.spec.reward.functions]
         trainer = job.spec.trainer
@@ -93,15 +97,18 @@ class Controller:
         newest = self._newest()
         if newest is not None:
             self._check_usable(newest)
-        if newest is not None and newest.step >= self._total:
+        if newest is not None and newest.step >= self._total and not self._must_validate(newest.step):
             self._take_over(newest)
             self._server.update(progress=Progress(step=self._total, total_steps=self._total, percent="100%"))
             log.info("%s holds step %d of %d: there is nothing left to do", newest.path, newest.step, self._total)
             return
         self._load(newest)
         self._server.set_phase("training")
+        # Here, too, after a resume: what was interrupted in the validation after its checkpoint does it again.
+        self._maybe_validate()
         while self._done < self._total:
             self._step(_Step(self._done + 1))
+            self._maybe_validate()
         if self._directory is not None:
             self._server.set_phase("saving")
             self._finish_save(last=True)
@@ -155,8 +162,9 @@ class Controller:
             self._kl_in_reward.coefficient = state.get("kl_coef", self._kl_in_reward.coefficient)
         self._take_over(info)
         self._done, self._tokens = info.step, info.tokens
-        done = Progress(step=info.step, total_steps=self._total, percent=percent(info.step, self._total))
-        self._server.update(progress=done, resumed_from_step=info.step)
+        done = {"step": info.step, "total_steps": self._total, "percent": percent(info.step, self._total)}
+        progress = Progress(**state.get("validated", {}) | done)
+        self._server.update(progress=progress, resumed_from_step=info.step)
         if info.spec_hash != self._spec_hash:
             log.warning("the spec differs from that of %s: going on with its weights under the new one", info.path)
         log.info("resumed from %s (step %d) in %.1f s", info.path, info.step, time.monotonic() - start)
@@ -216,10 +224,22 @@ class Controller:
         ]
         if self._spec.algorithm.adv_estimator == "remax":
             requests = add_greedy(requests, rollout.n)
+        return self._generate(requests)
+
+    def _generate(self, requests: list[Request], **keywords: bool) -> list[Response]:
         engines = equal_runs(requests, self._plan.rollout_workers)
-        size = rollout.tensor_model_parallel_size
-        answers = self._gang.each("generate", [one for one in engines for _ in range(size)])
+        size = self._spec.rollout.tensor_model_parallel_size
+        answers = self._gang.each("generate", [one for one in engines for _ in range(size)], **keywords)
         return [response for answer in answers[::size] for response in answer]
+
+    def _must_validate(self, step: int) -> bool:
+        return self._validator is not None and self._validator.is_due(step, self._total)
+
+    def _maybe_validate(self) -> None:
+        if self._validator is not None and self._must_validate(self._done):
+            # The engine has just been given its weights and stays awake: the next step samples with the same ones.
+            generate = partial(self._generate, stay_awake=True)
+            self._validator.run(self._done, generate, self._pool.score, self._server, self._metrics)
 
     def _row(self, prompt: Prompt, response: Response) -> RewardRow:
         text = self._tokenizer.decode(response.token_ids, skip_special_tokens=True)
@@ -296,7 +316,10 @@ class Controller:
         due = self._done == self._total or (frequency > 0 and self._done % frequency == 0)
         if due:
             self._finish_save()
-            state: dict[str, Any] = {"data": self._loader.state_dict()}
+            state: dict[str, Any] = {
+                "data": self._loader.state_dict(),
+                "validated": validated(self._server.report.progress),
+            }
             if self._kl_in_reward:
                 state["kl_coef"] = self._kl_in_reward.coefficient
             self._gang.all("save", self._done, state, self._tokens, self._spec_hash, self._run_id)
@@ -402,7 +425,10 @@ def _zero_std_groups(rewards: list[float | None], groups: list[int]) -> float:
 
 
 def _spec_hash(job: GRPOJob) -> str:
-    """Of the sections that decide what is learned."""
+    """Of the sections that decide what is learned, without their fields for validation."""
     spec = job.dump()["spec"]
-    what = {name: spec[name] for name in ("model", "data", "reward", "algorithm", "rollout", "actor", "ref")}
+    what = {
+        name: {key: value for key, value in spec[name].items() if not key.startswith("val")}
+        for name in ("model", "data", "reward", "algorithm", "rollout", "actor", "ref")
+    }
     return hashlib.blake2b(json.dumps(what, sort_keys=True).encode(), digest_size=8).hexdigest()

@@ -27,27 +27,30 @@ class Rows(Protocol):
         """Where a row stands, for error messages; rows count from 0."""
 
 
-def load_rows(source: DataSource) -> Rows:
-    """Open a data source. Raises UserInputError (`BadData`) where it cannot be read or is empty."""
+def load_rows(source: DataSource, field: str) -> Rows:
+    """Open a data source that the spec names at `field`.
+
+    Raises UserInputError (`BadData`) where it cannot be read or is empty.
+    """
     rows: Rows
     if source.files:
-        rows = FileRows(source.files)
+        rows = FileRows(source.files, f"{field}.files")
     elif source.hub:
-        rows = HubRows(source.hub)
+        rows = HubRows(source.hub, f"{field}.hub")
     elif source.reasoning_gym:
-        rows = GymRows(source.reasoning_gym)
+        rows = GymRows(source.reasoning_gym, f"{field}.reasoningGym")
     else:
-        raise UserInputError("BadData", "data.train: set exactly one of files, hub and reasoningGym")
+        raise UserInputError("BadData", f"{field}: set exactly one of files, hub and reasoningGym")
     if len(rows) == 0:
-        raise UserInputError("BadData", f"data.train: {rows.name} holds no rows")
+        raise UserInputError("BadData", f"{field}: {rows.name} holds no rows")
     return rows
 
 
 class FileRows:
     """Parquet, CSV, JSON (a list of objects) and JSONL files, one after the other."""
 
-    def __init__(self, files: Sequence[str]) -> None:
-        self._parts = [(file, _read(Path(file))) for file in files]
+    def __init__(self, files: Sequence[str], field: str) -> None:
+        self._parts = [(file, _read(Path(file), field)) for file in files]
         self.columns = list(dict.fromkeys(column for _, part in self._parts for column in part.columns))
         self.name = files[0] if len(files) == 1 else f"{files[0]} and {len(files) - 1} more"
 
@@ -102,25 +105,25 @@ class _Objects:
         return [(index, self._objects[index]) for index in indices]
 
 
-def _read(file: Path) -> _Table | _Objects:
+def _read(file: Path, field: str) -> _Table | _Objects:
     if not file.is_file():
-        raise UserInputError("BadData", f"data.train.files: {file} is not there; mount it with template.podOverlay")
+        raise UserInputError("BadData", f"{field}: {file} is not there; mount it with template.podOverlay")
     kind = file.suffix.lower()
     if kind in (".jsonl", ".ndjson", ".json"):
-        return _Objects(_read_json(file, kind))
+        return _Objects(_read_json(file, kind, field))
     import pyarrow
     from pyarrow import csv, parquet
 
     readers = {".parquet": parquet.read_table, ".csv": csv.read_csv}
     if kind not in readers:
-        raise UserInputError("BadData", f"data.train.files: {file} must end in .parquet, .jsonl, .json or .csv")
+        raise UserInputError("BadData", f"{field}: {file} must end in .parquet, .jsonl, .json or .csv")
     try:
         return _Table(readers[kind](file))
     except pyarrow.ArrowInvalid as error:
-        raise UserInputError("BadData", f"data.train.files: {file} is not valid {kind[1:]}: {error}") from error
+        raise UserInputError("BadData", f"{field}: {file} is not valid {kind[1:]}: {error}") from error
 
 
-def _read_json(file: Path, kind: str) -> list[dict[str, Any]]:
+def _read_json(file: Path, kind: str, field: str) -> list[dict[str, Any]]:
     by_line = kind != ".json"
     rows = []
     with file.open(encoding="utf-8") as lines:
@@ -131,19 +134,19 @@ def _read_json(file: Path, kind: str) -> list[dict[str, Any]]:
                 rows.append(json.loads(text.rstrip()))
             except json.JSONDecodeError as error:
                 line = number + error.lineno
-                raise UserInputError("BadData", f"data.train.files: {file}, line {line}: {error.msg}") from error
+                raise UserInputError("BadData", f"{field}: {file}, line {line}: {error.msg}") from error
     if not by_line:
         rows = rows[0] if rows else []
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         shape = "one object a line" if by_line else "a list of objects"
-        raise UserInputError("BadData", f"data.train.files: {file} must hold {shape}")
+        raise UserInputError("BadData", f"{field}: {file} must hold {shape}")
     return rows
 
 
 class HubRows:
     """A dataset of a hub, through `datasets`."""
 
-    def __init__(self, source: HubSource) -> None:
+    def __init__(self, source: HubSource, field: str) -> None:
         import datasets
 
         self.name = source.path
@@ -151,7 +154,7 @@ class HubRows:
             self._data = datasets.load_dataset(source.path, source.name, split=source.split, revision=source.revision)
         # A lost connection is left to end the process with a code that is retried.
         except (FileNotFoundError, ValueError) as error:
-            raise UserInputError("BadData", f"data.train.hub: {source.path}, split {source.split}: {error}") from error
+            raise UserInputError("BadData", f"{field}: {source.path}, split {source.split}: {error}") from error
         self.columns = list(self._data.column_names)
 
     def __len__(self) -> int:
@@ -168,7 +171,7 @@ class HubRows:
 class GymRows:
     """A task of reasoning-gym, in verl's row shape. Row i depends on the seed and i alone, so nothing is stored."""
 
-    def __init__(self, source: ReasoningGymSource) -> None:
+    def __init__(self, source: ReasoningGymSource, field: str) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", SyntaxWarning)  # of one of its dependencies, at every start of a pod
             import reasoning_gym
@@ -178,11 +181,11 @@ class GymRows:
         self.name = f"reasoning_gym/{source.task}"
         if source.task not in DATASETS:
             near = ", ".join(difflib.get_close_matches(source.task, DATASETS, n=3)) or "none close"
-            raise UserInputError("BadData", f"data.train.reasoningGym.task {source.task!r} is unknown; nearest: {near}")
+            raise UserInputError("BadData", f"{field}.task {source.task!r} is unknown; nearest: {near}")
         try:
             self._data = reasoning_gym.create_dataset(source.task, size=source.size, seed=source.seed, **source.params)
         except (TypeError, AssertionError, ValueError) as error:
-            raise UserInputError("BadData", f"data.train.reasoningGym.params of {source.task}: {error}") from error
+            raise UserInputError("BadData", f"{field}.params of {source.task}: {error}") from error
         self._size = source.size
 
     def __len__(self) -> int:

@@ -78,13 +78,16 @@ def _lead(job: GRPOJob, head: str, server: ProgressServer, metrics: TrainerMetri
     tokenizer = preflight.load_tokenizer(spec.model)
     from grpo_trainer.data import PromptLoader
     from grpo_trainer.rewards.pool import RewardPool
+    from grpo_trainer.validation import Validator
 
     loader = PromptLoader(spec.data, tokenizer)
-    preflight.check_tokens(spec.model, loader.largest_token, vocabulary)
-    prompt = loader.sample()
+    validator = Validator(spec, tokenizer) if spec.data.val else None
+    data = [loader, validator] if validator else [loader]
+    preflight.check_tokens(spec.model, max(one.largest_token for one in data), vocabulary)
     pool = RewardPool(spec.reward, os.environ.get("GRPO_REWARD_DIR", names.REWARD_DIR))
-    sample = "" if prompt.ground_truth is None else str(prompt.ground_truth)
-    pool.check(prompt.reward_row(sample, len(tokenizer.encode(sample))))
+    for prompt in [one.sample() for one in data]:
+        sample = "" if prompt.ground_truth is None else str(prompt.ground_truth)
+        pool.check(prompt.reward_row(sample, len(tokenizer.encode(sample))))
     log.info("preflight ok: model, tokenizer, data and reward functions")
 
     address = environment.own_address(head, is_head=True)
@@ -105,6 +108,7 @@ def _lead(job: GRPOJob, head: str, server: ProgressServer, metrics: TrainerMetri
         server=server,
         metrics=metrics,
         attempt=attempt,
+        validator=validator,
     ).run()
     server.set_phase("done")
     log.info("done")

@@ -207,7 +207,7 @@ def log_line(report: StepReport) -> str:
         values |= {f"reward/{name}": mean for name, mean in report.function_means.items()}
         values |= {f"reward/{name}/std": deviation for name, deviation in report.function_stds.items()}
     values |= {f"reward_errors/{name}/{cause}": count for (name, cause), count in report.reward_errors.items()}
-    shown = " ".join(f"{key}={_short(value)}" for key, value in values.items() if value is not None)
+    shown = " ".join(f"{key}={short(value)}" for key, value in values.items() if value is not None)
     return f"step={report.step}/{report.total_steps} {shown}"
 
 
@@ -226,7 +226,7 @@ def warnings(report: StepReport) -> list[str]:
     return found
 
 
-def _short(value: float) -> str:
+def short(value: float) -> str:
     """At most three significant digits after the point; whole numbers of hundreds and more as such."""
     if abs(value) >= 100:
         return f"{value:.0f}"

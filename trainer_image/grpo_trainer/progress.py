@@ -56,6 +56,11 @@ def progress_of(report: StepReport, timestamp: float) -> Progress:
     )
 
 
+def validated(progress: Progress | None) -> dict[str, Any]:
+    """The fields that a validation sets and steps leave alone."""
+    return progress.model_dump(include={"val_step", "val_reward_mean"}, exclude_none=True) if progress else {}
+
+
 class ProgressServer:
     """Serves a pod's metrics and progress from a thread of its own. Port 0 takes a free one (see `port`)."""
 
@@ -102,7 +107,9 @@ class ProgressServer:
         checkpoint: CheckpointStatus | None = None,
         resumed_from_step: int | None = None,
     ) -> None:
-        """Take over what is given and keep the rest."""
+        """Take over what is given and keep the rest, such as the last validation where the progress has none."""
+        if progress is not None and progress.val_step is None:
+            progress = progress.model_copy(update=validated(self.report.progress))
         news = {"progress": progress, "checkpoint": checkpoint, "resumed_from_step": resumed_from_step}
         self.report = self.report.model_copy(update={key: value for key, value in news.items() if value is not None})
 

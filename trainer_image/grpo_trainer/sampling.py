@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 from statistics import fmean
 
 from grpo_api.spec.training import FilterGroupsSpec
-from grpo_trainer.data import Prompt
 from grpo_trainer.errors import UserInputError
+from grpo_trainer.prompts import Prompt
 from grpo_trainer.rewards.result import RewardResult
 from grpo_trainer.rollout.base import Response
 

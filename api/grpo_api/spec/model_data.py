@@ -98,6 +98,14 @@ class DataSpec(ApiModel):
 
     train: DataSource
     """Where the training rows come from: exactly one of `files`, `hub` and `reasoningGym`."""
+    val: DataSource | None = None
+    """Where the validation rows come from (verl's `data.val_files`): exactly one of `files`, `hub` and `reasoningGym`;
+    no validation where unset. The fields below hold for them too, but for `trainBatchSize`, `shuffle` and `seed`."""
+    val_batch_size: int = Field(default=1024, ge=1, le=1_048_576)
+    """Prompts that a validation samples and scores at a time, each `rollout.valKwargs.n` times. No number of its result
+    depends on it."""
+    val_max_samples: int | None = Field(default=None, ge=1, le=100_000_000)
+    """Validation rows at most, spread evenly over all of them; all where unset."""
     prompt_key: ShortText = "prompt"
     """Column that holds the prompt: a string, or a list of chat messages."""
     ground_truth_key: ShortText = "reward_model.ground_truth"

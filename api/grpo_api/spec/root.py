@@ -120,6 +120,15 @@ _BATCH_RULES = cel_rules(
         "self.data.trainBatchSize",
     ),
     _batch_rule(
+        "!has(self.data.val) || !has(self.data.val.reasoningGym) || !has(self.data.train.reasoningGym) || "
+        "self.data.val.reasoningGym.task != self.data.train.reasoningGym.task || "
+        "self.data.val.reasoningGym.seed != self.data.train.reasoningGym.seed",
+        "data.val.reasoningGym.seed",
+        "data.val.reasoningGym.seed (%d) and task are those of data.train, so the model would be validated on its "
+        "training rows: set another seed",
+        "self.data.val.reasoningGym.seed",
+    ),
+    _batch_rule(
         "!has(self.reward.overlongBuffer) || !self.reward.overlongBuffer.enable || "
         "self.reward.overlongBuffer.len <= self.data.maxResponseLength",
         "reward.overlongBuffer.len",

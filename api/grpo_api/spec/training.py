@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
 
-from grpo_api.base import ApiModel, FreeObject, cel_rules, exactly_one
+from grpo_api.base import ApiModel, FreeObject, cel, cel_rules, exactly_one
 
 Batch = Field(default=None, ge=1, le=1_048_576)
 
@@ -125,6 +125,28 @@ class AlgorithmSpec(ApiModel):
     rewards still count in their groups."""
 
 
+class ValKwargsSpec(ApiModel):
+    """How responses are sampled in validation; nothing is trained on them."""
+
+    model_config = ConfigDict(
+        json_schema_extra=cel_rules(
+            cel(
+                "self.n == 1 || self.temperature > 0.0",
+                "several responses need a temperature above 0, or all are the same: set temperature, or n: 1",
+                fieldPath=".n",
+            )
+        )
+    )
+    n: int = Field(default=1, ge=1, le=4096)
+    """Responses a validation prompt. Put the key in quotes, as that of `rollout.n`."""
+    temperature: float = Field(default=0.0, ge=0, le=2)
+    """Sampling temperature of validation; 0 takes the most likely token each time (greedy)."""
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    """Sample from the fewest tokens whose probabilities add up to this share; 1 takes all. Read above temperature 0."""
+    top_k: int = Field(default=-1, ge=-1, le=1_000_000)
+    """Sample from so many most likely tokens; -1 or 0 takes all. Read above temperature 0."""
+
+
 class RolloutSpec(ApiModel):
     """How responses are sampled: `n` for each prompt, by engines that hold the current policy's weights."""
 
@@ -136,7 +158,7 @@ class RolloutSpec(ApiModel):
     as false."""
     tensor_model_parallel_size: int = Field(default=1, ge=1, le=64)
     """GPUs of one node that share a rollout engine and its weights; divides `trainer.nGpusPerNode`."""
-    temperature: float = Field(default=1.0, gt=0, le=10)
+    temperature: float = Field(default=1.0, gt=0, le=2)
     """Sampling temperature. The policy that is trained is the tempered distribution, all of it."""
     top_p: float = Field(default=1.0, gt=0, le=1)
     """Sample from the fewest tokens whose probabilities add up to this share; 1 takes all. With this, `topK` or `minP`
@@ -158,6 +180,8 @@ class RolloutSpec(ApiModel):
     maxResponseLength. 16384 where neither is set."""
     seed: int = Field(default=1, ge=0, le=2**31 - 1)
     """Seed of the sampler; every response has its own, made from this one, the step and its place."""
+    val_kwargs: ValKwargsSpec = Field(default_factory=ValKwargsSpec)
+    """Sampling in validation (`data.val`)."""
     engine_args: FreeObject = Field(default_factory=dict)
     """Further vLLM engine arguments, by their Python names, such as `max_num_seqs: 256`; vLLM checks them when it
     starts."""
@@ -280,3 +304,8 @@ class TrainerSpec(ApiModel):
     """GPUs a pod; one worker process runs on each."""
     save_freq: int = Field(default=20, ge=-1, le=10_000_000)
     """Steps between checkpoints; the last step is always saved. -1 or 0 saves the last step only."""
+    test_freq: int = Field(default=20, ge=-1, le=10_000_000)
+    """Steps between validations; the last step is always validated. -1 or 0: none after the first step. Read only with
+    `data.val`."""
+    val_before_train: bool = True
+    """Validate the model before the first step, too. Read only with `data.val`."""

@@ -41,7 +41,6 @@ _ENGINE = "one engine here: FSDP2"
 _MEMORY = "memory and speed only; the trainer decides"
 _PROFILER = "no profiler in this API"
 _TEXT_ONLY = "text only"
-_VALIDATION = "no validation in this API yet; only training is carried"
 _NO_CRITIC = "no critic in this API yet"
 _REWARD_MODEL = "no reward model in this API yet"
 
@@ -164,7 +163,8 @@ NOT_CARRIED: tuple[NotCarried, ...] = (
     ),
     NotCarried(ROLLOUT + "multi_turn.*", "no tools and turns in this API yet"),
     NotCarried(ROLLOUT + "agent.*", "no agent loop in this API yet"),
-    NotCarried(ROLLOUT + "val_kwargs.*", _VALIDATION),
+    NotCarried(ROLLOUT + "val_kwargs.do_sample", "verl's engines do not read it, either: temperature 0 is greedy"),
+    NotCarried(ROLLOUT + "val_kwargs.*", "validation samples by rollout.valKwargs"),
     *_many("engine_kwargs.sglang.* engine_kwargs.trtllm.*", "the engine is vllm", under=ROLLOUT),
     NotCarried(ROLLOUT + "quantization", "off here, too", (), "the rollout engine samples with the unquantised model"),
     NotCarried(ROLLOUT + "skip_rollout", "off here, too", (False,), "responses are sampled afresh"),
@@ -219,7 +219,7 @@ NOT_CARRIED: tuple[NotCarried, ...] = (
     *_many("reward.reward_manager.* reward_manager.*", "the reward is the weighted sum of reward.functions"),
     NotCarried("reward._target_", "names a class of verl"),
     # data
-    *_many("data.val_files data.val_batch_size data.val_max_samples data.validation_shuffle", _VALIDATION),
+    NotCarried("data.validation_shuffle", "the order of the validation rows changes no number"),
     NotCarried("data.train_max_samples", "all rows here, too", (-1,), "all rows are used; cut the files"),
     NotCarried(
         "data.gen_batch_size", "one batch of data.train_batch_size is drawn at a time, also under filter_groups"
@@ -251,10 +251,10 @@ NOT_CARRIED: tuple[NotCarried, ...] = (
     # trainer
     NotCarried("trainer.critic_warmup", "0 here, too", (0,), f"{_NO_CRITIC}: the actor is updated from the first step"),
     *_many(
-        "trainer.test_freq trainer.val_before_train trainer.log_val_generations trainer.validation_data_dir",
-        _VALIDATION,
+        "trainer.log_val_generations trainer.validation_data_dir",
+        "validation's numbers go to the log and to Prometheus; its responses are not kept",
     ),
-    NotCarried("trainer.val_only", "off here, too", (False,), f"{_VALIDATION}: the job trains"),
+    NotCarried("trainer.val_only", "off here, too", (False,), "the job trains, whatever it validates"),
     NotCarried("trainer.logger", "every number goes to the log and to Prometheus; no tracker in this API yet"),
     NotCarried("trainer.resume_from_path", "off here, too", (), "the job resumes from its own newest checkpoint only"),
     *_many("trainer.default_local_dir trainer.default_hdfs_dir", "checkpoints go to the claim of spec.checkpoint"),

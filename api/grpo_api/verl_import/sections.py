@@ -42,7 +42,9 @@ def job_name(draft: Draft, name: str | None) -> str:
 def model_and_data(draft: Draft) -> None:
     _paths(draft, MODEL + "path", "model.path", DEFAULT_MODEL, "verl's default is a copy of this one")
     _paths(draft, "data.train_files", "data.train.files", [DEFAULT_FILES], f"{DEFAULT_FILES} is no file")
-    named = [draft.get("model.path"), *(draft.get("data.train.files") or [])]
+    _validation(draft)
+    files = [*(draft.get("data.train.files") or []), *(draft.get("data.val.files") or [])]
+    named = [draft.get("model.path"), *files]
     here = [value for value in named if value and value[0] == "/" and not value.startswith(PLACEHOLDER)]
     if here:
         draft.report.notes.append(
@@ -79,6 +81,29 @@ def lora(draft: Draft) -> None:
     draft.put("model.lora.alpha", draft.value(alpha), alpha)
     chosen = draft.value(targets)
     draft.put("model.lora.targetModules", chosen if isinstance(chosen, list) else [chosen], targets)
+
+
+def _validation(draft: Draft) -> None:
+    """verl always validates; here the input must name its rows."""
+    keys = ("trainer.test_freq", "trainer.val_before_train", "data.val_max_samples", "data.val_batch_size")
+    sampling = ("n", "temperature", "top_p", "top_k")
+    if draft.given("data.val_files") is None:
+        for key in (*keys, *(f"{ROLLOUT}val_kwargs.{name}" for name in sampling)):
+            draft.leave(key, "no data.val_files given, so nothing is validated")
+        return
+    _paths(draft, "data.val_files", "data.val.files", [], "")
+    draft.put("trainer.testFreq", draft.value(keys[0]), keys[0])
+    draft.put("trainer.valBeforeTrain", draft.value(keys[1]), keys[1])
+    count = draft.value(keys[2])
+    if isinstance(count, int) and count > 0:
+        draft.put("data.valMaxSamples", count, keys[2], "spread evenly over the rows; verl takes other ones")
+    else:
+        draft.leave(keys[2], "all rows, here too")
+    key = f"{ROLLOUT}val_kwargs.n"
+    if draft.value(f"{ROLLOUT}val_kwargs.temperature") == 0 and draft.value(key) != 1:
+        draft.put("rollout.valKwargs.n", 1, key, "1: at temperature 0 all of a prompt's responses are the same")
+    else:
+        draft.put("rollout.valKwargs.n", draft.value(key), key)
 
 
 def _paths(draft: Draft, key: str, path: str, default: str | list[str], default_text: str) -> None:

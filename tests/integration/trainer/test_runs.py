@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import time
 import urllib.request
@@ -14,6 +15,16 @@ from tests.integration.trainer.run_support import Run, free_port, make_job
 pytestmark = pytest.mark.trainer
 
 BROKEN = "def compute_score(data_source, solution_str, ground_truth, extra_info):\n    return 1 / 0\n"
+
+
+def validations(run: Run) -> dict[int, str]:
+    """The first line of each validation, by step."""
+    found = (re.match(r"validation step=(\d+) prompts=5 ", line) for line in run.lines)
+    return {int(one[1]): one.string for one in found if one}
+
+
+def numbers_of(line: str) -> str:
+    return line.partition(" response_len=")[2]
 
 
 def test_bad_reward_ends_before_ray(directory: Path) -> None:
@@ -35,9 +46,19 @@ def test_bfloat16_needs_a_gpu(directory: Path) -> None:
 @pytest.mark.timeout(600)
 def test_killed_worker_then_resume_then_done(directory: Path) -> None:
     """A lost rank ends the pod with 75; the next attempt goes on from the newest checkpoint, data order included; one
-    more has nothing left to do."""
+    more has nothing left to do. Validations between the steps leave the engine's weights as they are, and are the same
+    after the resume."""
     port = free_port()
-    run = Run(directory, make_job(directory, port=port, trainer={"totalSteps": 500, "nGpusPerNode": 2, "saveFreq": 2}))
+    val = directory / "val.jsonl"
+    val.write_text(
+        "".join(json.dumps({"prompt": f"{i} or", "reward_model": {"ground_truth": ""}}) + "\n" for i in range(5))
+    )
+    sections = {
+        "data": {"val": {"files": [str(val)]}, "valBatchSize": 3},
+        "rollout": {"n": 4, "valKwargs": {"n": 3, "temperature": 0.8}},
+    }
+    trainer = {"nGpusPerNode": 2, "saveFreq": 2, "testFreq": 2}
+    run = Run(directory, make_job(directory, port=port, trainer={"totalSteps": 500, **trainer}, **sections))
     try:
         run.wait_for(r"step=1/500 ", 150)
         run.wait_for(r"checkpoint step-00000002 saved", 60)
@@ -70,7 +91,7 @@ def test_killed_worker_then_resume_then_done(directory: Path) -> None:
     from_step = int(max(saved).removeprefix("step-"))  # a save may have ended after the last report
     assert from_step >= run.report()["checkpoint"]["step"]
     total = from_step + 3
-    job = make_job(directory, port=free_port(), trainer={"totalSteps": total, "nGpusPerNode": 2, "saveFreq": 2})
+    job = make_job(directory, port=free_port(), trainer={"totalSteps": total, **trainer}, **sections)
     second = Run(directory, job, attempt=1)
     try:
         assert second.end(180) == 0
@@ -79,12 +100,20 @@ def test_killed_worker_then_resume_then_done(directory: Path) -> None:
     steps = second.steps()
     assert [step["step"] for step in steps] == [from_step + 1, from_step + 2, total]
     assert all(step["rollout_mismatch"] < 1e-4 for step in steps), steps
+    # The last step, and the one resumed from, as its validation may have been interrupted.
+    validated = {one: numbers_of(log) for one, log in validations(second).items()}
+    assert list(validated) == [from_step, from_step + 2, total]
+    if from_step in validations(run):
+        assert numbers_of(validations(run)[from_step]) == validated[from_step]
+    assert list(validations(run))[:2] == [0, 2]
+    assert second.report()["progress"]["valStep"] == total
     assert second.report()["checkpoint"]["step"] == total
     assert second.report()["progress"]["percent"] == "100%"
     kept = sorted(path.name for path in (directory / "checkpoints" / "test.tiny").iterdir())
     assert kept[-1] == f"step-{total:08d}"
     assert len(kept) == 2
 
+    job = make_job(directory, port=free_port(), trainer={"totalSteps": total, **trainer, "testFreq": -1}, **sections)
     third = Run(directory, job, attempt=2)
     try:
         assert third.end(120) == 0

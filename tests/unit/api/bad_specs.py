@@ -232,6 +232,16 @@ _add("ref-micro", {"ref.logProbMicroBatchSizePerGpu": 7}, "spec.ref.logProbMicro
      admission=("(7)", "64 / 2 GPUs = 32"))
 _add("budget", {"actor.ppoMaxTokenLenPerGpu": 64}, "spec.actor.ppoMaxTokenLenPerGpu", "64", "112 or more",
      admission=("(64)", "= 112"))
+_add("val-on-training-rows", {"data.val": {"reasoningGym": {"task": "chain_sum", "size": 4}}},
+     "spec.data.val.reasoningGym.seed", "1", "training rows", "set another seed",
+     admission=("data.val.reasoningGym.seed (1)", "set another seed"))
+_add("val-two-sources", {"data.val": {"files": ["/a.jsonl"], "hub": {"path": "a/b"}}}, "spec.data.val",
+     '["files", "hub"]', "exactly one of files, hub and reasoningGym", "keep one",
+     admission=("exactly one of files, hub and reasoningGym",))
+_add("val-equal-responses", {"rollout.valKwargs": {"n": 4}}, "spec.rollout.valKwargs.n", "4",
+     "set rollout.valKwargs.temperature, or n: 1", admission=("need a temperature above 0",))
+_add("val-top-p", {"rollout.valKwargs": {"topP": 0}}, "spec.rollout.valKwargs.topP", "0",
+     admission=("greater than 0",))
 _add("few-rows", {"data.train": {"reasoningGym": {"task": "chain_sum", "size": 4}}},
      "spec.data.train.reasoningGym.size", "4", "trainBatchSize is 8", "raise the one or lower the other",
      admission=("(4 rows)", "trainBatchSize is 8"))

@@ -74,7 +74,7 @@ def test_descriptions_hold_default_and_bounds_on_one_line():
         assert "\n" not in node.get("description", ""), path
     rollout = root()["properties"]["spec"]["properties"]["rollout"]["properties"]
     assert rollout["n"]["description"].endswith("(default 8, >= 2, <= 4,096)")
-    assert rollout["temperature"]["description"].endswith("(default 1.0, > 0, <= 10)")
+    assert rollout["temperature"]["description"].endswith("(default 1.0, > 0, <= 2)")
     assert rollout["engine"]["description"].endswith('(default "vllm")')
 
 

@@ -110,7 +110,16 @@ DYNAMIC = [
     f"{REF}.log_prob_use_dynamic_bsz=true",
 ]
 NO_MICRO = [f"~{ACTOR}.ppo_micro_batch_size_per_gpu", f"~{ROLLOUT}.log_prob_micro_batch_size_per_gpu"]
+VAL_FILES = ["data.val_files=/data/test.parquet"]
 VALUES = {
+    "data.val_batch_size": (64, VAL_FILES),
+    "data.val_max_samples": (64, VAL_FILES),
+    f"{ROLLOUT}.val_kwargs.n": (4, [*VAL_FILES, f"{ROLLOUT}.val_kwargs.temperature=0.6"]),
+    f"{ROLLOUT}.val_kwargs.temperature": (0.6, VAL_FILES),
+    f"{ROLLOUT}.val_kwargs.top_p": (0.7, VAL_FILES),
+    f"{ROLLOUT}.val_kwargs.top_k": (20, VAL_FILES),
+    "trainer.test_freq": (5, VAL_FILES),
+    "trainer.val_before_train": ("false", VAL_FILES),
     "actor_rollout_ref.model.override_config.attn_implementation": ("eager", []),
     f"{ACTOR}.fsdp_config.dtype": ("float32", []),
     f"{ROLLOUT}.dtype": ("float32", []),

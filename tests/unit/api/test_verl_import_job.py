@@ -85,6 +85,33 @@ def test_total_steps_win_over_epochs():
     assert left(report, "trainer.total_epochs")[0] == "not_applicable"
 
 
+def test_validation_needs_its_rows():
+    given = ["trainer.test_freq=5", "trainer.val_before_train=false", f"{ROLLOUT}.val_kwargs.temperature=1.0"]
+    spec, report = run(*given)
+    assert "val" not in spec["data"]
+    assert "testFreq" not in spec["trainer"]
+    assert "valKwargs" not in spec["rollout"]
+    for key in ("trainer.test_freq", "trainer.val_before_train", f"{ROLLOUT}.val_kwargs.temperature"):
+        assert left(report, key) == ("not_applicable", "no data.val_files given, so nothing is validated")
+    spec, _ = run(*given, "data.val_files=['/data/a.parquet','/data/b.parquet']")
+    assert spec["data"]["val"] == {"files": ["/data/a.parquet", "/data/b.parquet"]}
+    assert (spec["trainer"]["testFreq"], spec["trainer"]["valBeforeTrain"]) == (5, False)
+    assert spec["rollout"]["valKwargs"] == {"temperature": 1.0}
+
+
+def test_verls_validation_frequency_is_written_out():
+    """Only before training, which is not our default."""
+    spec, _ = run("data.val_files=/data/a.parquet")
+    assert spec["trainer"]["testFreq"] == -1
+    assert "valBeforeTrain" not in spec["trainer"]
+
+
+def test_greedy_responses_are_one():
+    spec, report = run("data.val_files=/data/a.parquet", f"{ROLLOUT}.val_kwargs.n=4")
+    assert "n" not in spec["rollout"].get("valKwargs", {}) or spec["rollout"]["valKwargs"]["n"] == 1
+    assert any("responses are the same" in item.note for item in report.carried)
+
+
 def test_saving_asks_for_a_claim():
     spec, report = run("trainer.save_freq=20", "trainer.max_actor_ckpt_to_keep=1")
     assert spec["checkpoint"] == {"claimTemplate": {"size": "50Gi"}, "keep": 1}

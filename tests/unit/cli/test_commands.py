@@ -1,6 +1,7 @@
 """grpoctl's commands from their options to their exit code. What needs an API server gets one on the loopback."""
 
 import json
+import re
 import subprocess
 import sys
 import threading
@@ -246,6 +247,11 @@ def test_status_has_the_mean_of_the_last_steps_where_the_log_can_be_read(call):
     shown = call(FakeCluster(found, [[CliError("gone")]]), "status", "tiny").stdout
     assert "0.440" in shown
     assert "mean of" not in shown
+
+
+def test_status_has_the_last_validation(call):
+    found = job(progress={"step": 6, "valStep": 5, "valRewardMean": 0.4321})
+    assert re.search(r"validation +0\.432 after step 5", call(FakeCluster(found), "status", "tiny").stdout)
 
 
 def test_recent_rewards_end_where_a_step_is_missing():

@@ -1,9 +1,10 @@
 """Whether and from where a run begins, and what ends it, on a gang that computes nothing."""
 
+import json
 import logging
+import re
 from copy import copy
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,14 +12,15 @@ import torch
 
 from grpo_trainer.checkpoint_files import CheckpointInfo
 from grpo_trainer.controller import Controller
-from grpo_trainer.data import Prompt
 from grpo_trainer.errors import UserInputError
 from grpo_trainer.metrics import TrainerMetrics
 from grpo_trainer.progress import ProgressServer
+from grpo_trainer.prompts import Prompt
 from grpo_trainer.rewards.result import RewardResult
-from grpo_trainer.rollout.base import Response
+from grpo_trainer.rollout.base import Request, Response, Sampling
 from grpo_trainer.sample import Sample
-from tests.unit.trainer.trainer_support import make_job
+from grpo_trainer.validation import Validator
+from tests.unit.trainer.trainer_support import make_job, make_spec
 
 MODEL = {"path": "/models/a", "revision": None}
 
@@ -34,16 +36,20 @@ class FakeGang:
         self.updated: list[list[Sample]] = []
         self.on_policy: list[bool] = []
         self.saved: list[dict[str, Any]] = []
+        self.state: dict[str, Any] = {"data": {}}
+        self.requests: list[tuple[bool, list[Request]]] = []
+        """Whether the engine stays awake, and what is asked of it."""
 
     def all(self, method: str, *arguments: Any) -> list[Any]:
         self.calls.append(method)
         if method == "save":
             self.saved.append(arguments[1])
-        return [{"data": {}} if method == "resume" else {}]
+        return [self.state if method == "resume" else {}]
 
     def each(self, method: str, arguments: list[Any], **more: Any) -> list[Any]:
         self.calls.append(method)
         if method == "generate":
+            self.requests.append((more.get("stay_awake", False), [one for part in arguments for one in part]))
             return [
                 [Response(one.group, one.number, [1], [-1.0], one.number == 1) for one in part] for part in arguments
             ]
@@ -96,6 +102,7 @@ def make(
     newest: CheckpointInfo | None = None,
     rewards: list[float | None] | None = None,
     attempt: int = 0,
+    validator: Validator | None = None,
     **sections: dict[str, Any],
 ) -> tuple[Controller, FakeGang]:
     gang = FakeGang(newest)
@@ -106,11 +113,12 @@ def make(
         job,
         gang,  # type: ignore[arg-type]
         loader=Prompts(),  # type: ignore[arg-type]
-        tokenizer=SimpleNamespace(decode=lambda ids, skip_special_tokens: "x"),
+        tokenizer=Encoder(),
         pool=Pool(rewards or [0.0] * 9),  # type: ignore[arg-type]
         server=server,
         metrics=TrainerMetrics("team", "job"),
         attempt=attempt,
+        validator=validator,
     )
     return controller, gang
 
@@ -238,3 +246,138 @@ def test_truncated_responses_leave_the_loss_where_the_spec_says_so(server: Progr
         controller, gang = make(server, algorithm={"maskTruncatedResponses": masked})
         controller.run()
         assert [sample.mask for sample in gang.updated[0]] == [True, not masked, True, True] * 3
+
+
+class Encoder:
+    """A tokenizer that knows one text."""
+
+    def __call__(self, texts: list[str], add_special_tokens: bool) -> dict[str, Any]:
+        return {"input_ids": [[1, 2] for _ in texts]}
+
+    def decode(self, ids: list[int], skip_special_tokens: bool) -> str:
+        return "x"
+
+
+@pytest.fixture
+def validator(tmp_path: Path) -> Any:
+    """Of three prompts, one at a time, two responses each."""
+    rows = tmp_path / "val.jsonl"
+    rows.write_text(
+        "".join(json.dumps({"prompt": f"p{index}", "data_source": "ab"[index // 2]}) + "\n" for index in range(3))
+    )
+    data = {"val": {"files": [str(rows)]}, "valBatchSize": 2, "applyChatTemplate": False}
+
+    def make_validator(**trainer: Any) -> Validator:
+        spec = make_spec(
+            Path("/models/a"),
+            data=data,
+            rollout={"valKwargs": {"n": 2, "temperature": 0.5, "topP": 0.9, "topK": 7}},
+            trainer={"totalSteps": 5} | trainer,
+        )
+        return Validator(spec, Encoder())
+
+    return make_validator
+
+
+@pytest.mark.parametrize(
+    ("trainer", "steps"),
+    [
+        ({}, [0, 5]),
+        ({"testFreq": 2}, [0, 2, 4, 5]),
+        ({"testFreq": 5, "valBeforeTrain": False}, [5]),
+        ({"testFreq": -1}, [0]),
+        ({"testFreq": 0, "valBeforeTrain": False}, []),
+    ],
+)
+def test_when_the_policy_is_validated(
+    server: ProgressServer, validator: Any, capsys: pytest.CaptureFixture[str], trainer: Any, steps: list[int]
+) -> None:
+    controller, _ = make(server, rewards=[0.5] * 99, trainer={"totalSteps": 5}, validator=validator(**trainer))
+    controller.run()
+    heads = [line for line in capsys.readouterr().out.splitlines() if " prompts=" in line]
+    assert [int(line.split()[1].removeprefix("step=")) for line in heads] == steps
+    assert all("prompts=3 " in line and "val-core/a/reward/mean@2=0.5 " in line for line in heads)
+    assert all("val-core/b/reward/mean@2=0.5" in line for line in heads)
+    progress = server.report.progress
+    assert progress is not None
+    assert (progress.step, progress.val_step) == (5, steps[-1] if steps else None)
+    assert progress.val_reward_mean == (0.5 if steps else None)
+
+
+def test_validation_leaves_training_as_it_is(server: ProgressServer, validator: Any) -> None:
+    plain, gang = make(server, trainer={"totalSteps": 5})
+    plain.run()
+    controller, other = make(server, rewards=[0.0] * 99, trainer={"totalSteps": 5}, validator=validator(testFreq=1))
+    controller.run()
+    assert other.updated == gang.updated
+    trained = [requests for awake, requests in gang.requests]
+    assert [requests for awake, requests in other.requests if not awake] == trained
+    validated = [requests for awake, requests in other.requests if awake]
+    assert [len(requests) for requests in validated] == [4, 2] * 6  # in all validations the same
+    assert validated == validated[:2] * 6
+    assert all(one.sampling == Sampling(0.5, 0.9, 7) for requests in validated for one in requests)
+    seeds = [one.seed for requests in validated[:2] for one in requests]
+    assert len(set(seeds)) == 6
+    assert not set(seeds) & {one.seed for requests in trained for one in requests}
+    assert all(one.sampling is None for requests in trained for one in requests)
+
+
+def test_what_was_interrupted_in_a_validation_does_it_again(
+    server: ProgressServer, validator: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The checkpoint of step 4 is there before the validation after step 4."""
+    controller, gang = make(server, saved(4, run="uid"), trainer={"totalSteps": 5}, validator=validator(testFreq=4))
+    controller.run()
+    assert re.findall(r"validation step=(\d+) prompts", capsys.readouterr().out) == ["4", "5"]
+    assert gang.calls.count("update") == 1
+
+
+def test_an_interrupted_last_validation_is_made_up_for(
+    server: ProgressServer, validator: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    controller, gang = make(server, saved(5, run="uid"), trainer={"totalSteps": 5}, validator=validator(), attempt=1)
+    controller.run()
+    assert re.findall(r"validation step=(\d+) prompts", capsys.readouterr().out) == ["5"]
+    assert gang.calls.count("update") == 0
+    assert "resume" in gang.calls
+
+
+def test_a_resumed_job_keeps_its_last_validation(server: ProgressServer, validator: Any) -> None:
+    first, gang = make(
+        server, rewards=[0.25] * 99, trainer={"totalSteps": 3, "saveFreq": 3}, validator=validator(testFreq=2)
+    )
+    first.run()
+    assert gang.saved[-1]["validated"] == {"val_step": 2, "val_reward_mean": 0.25}
+    other = ProgressServer(0, TrainerMetrics("team", "job"))
+    resumed, gang = make(other, saved(3, run="uid"), trainer={"totalSteps": 4}, validator=validator(testFreq=-1))
+    gang.state = {"data": {}, "validated": {"val_step": 2, "val_reward_mean": 0.25}}
+    resumed.run()
+    other.close()
+    assert other.report.progress is not None
+    assert (other.report.progress.step, other.report.progress.val_step) == (4, 2)
+    assert other.report.progress.val_reward_mean == 0.25
+
+
+def test_failed_scores_are_told_and_in_no_statistic(
+    server: ProgressServer, validator: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The first batch of the validation fails, the second does not."""
+    controller, _ = make(server, rewards=[None, 1.0, 0.5], trainer={"totalSteps": 1}, validator=validator(testFreq=-1))
+    controller.run()
+    line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("validation"))
+    assert "reward_errors/exact/none=4" in line
+    assert "val-core/b/reward/mean@2=1" in line
+    assert "val-core/a" not in line
+    assert server.report.progress is not None
+    assert server.report.progress.val_reward_mean == 1.0
+
+
+def test_many_data_sources_count_as_one(
+    server: ProgressServer, validator: Any, capsys: pytest.CaptureFixture[str], monkeypatch: Any
+) -> None:
+    monkeypatch.setattr("grpo_trainer.validation.MAX_SOURCES", 1)
+    controller, _ = make(server, rewards=[0.0, 1.0, 0.0], trainer={"totalSteps": 1}, validator=validator(testFreq=-1))
+    controller.run()
+    out = capsys.readouterr().out
+    assert "val-core/all/reward/mean@2=0.333" in out
+    assert "val-core/a/" not in out

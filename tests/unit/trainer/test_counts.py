@@ -10,10 +10,10 @@ from hypothesis import HealthCheck, given, settings
 from grpo_api.batch_plan import make_batch_plan
 from grpo_api.job import GRPOJob
 from grpo_trainer.controller import Controller
-from grpo_trainer.data import Prompt
 from grpo_trainer.metrics import TrainerMetrics
 from grpo_trainer.packing import pack_samples
 from grpo_trainer.progress import ProgressServer
+from grpo_trainer.prompts import Prompt
 from grpo_trainer.rewards.result import RewardResult
 from grpo_trainer.rollout.base import Response
 from tests.unit.api.test_batch_properties import fitting, make_spec

@@ -261,7 +261,7 @@ def test_overlong_policies(loader_of, tokenizer):
 
 
 def test_overlong_rows_after_the_preflight(loader_of, monkeypatch):
-    monkeypatch.setattr("grpo_trainer.data.PREFLIGHT_ROWS", 1)
+    monkeypatch.setattr("grpo_trainer.dataset.PREFLIGHT_ROWS", 1)
     rows = [verl_row(number) for number in (1, 2, 111111, 3, 4, 5)]
     spec = {"max_prompt_length": 25, "shuffle": False}
     loader = loader_of(rows, **spec, overlong_prompts="Drop")
@@ -273,7 +273,7 @@ def test_overlong_rows_after_the_preflight(loader_of, monkeypatch):
 
 
 def test_rows_that_never_make_a_batch_end_the_job(loader_of, monkeypatch):
-    monkeypatch.setattr("grpo_trainer.data.PREFLIGHT_ROWS", 1)
+    monkeypatch.setattr("grpo_trainer.dataset.PREFLIGHT_ROWS", 1)
     loader = loader_of(
         [verl_row(number) for number in (1, 111111, 222222)], max_prompt_length=25, overlong_prompts="Drop"
     )

@@ -8,7 +8,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from grpo_api.metric_names import JOB_LABELS, RESUMED_STEP, TRAINER_METRICS
 from grpo_trainer.metrics import TrainerMetrics, log_line, warnings
-from tests.step_report import REPORT
+from grpo_trainer.validation_report import log_lines, record
+from tests.step_report import REPORT, VALIDATION
 
 
 def scrape(metrics: TrainerMetrics) -> dict[str, dict[tuple[str, ...], float]]:
@@ -27,6 +28,7 @@ def test_every_metric_of_the_contract_is_exported():
     metrics.record_step(REPORT, 1000.0)
     metrics.record_checkpoint(3, 1001.0, 4096)
     metrics.set(RESUMED_STEP, 0)
+    record(VALIDATION, metrics)
     assert set(scrape(metrics)) == {metric.name for metric in TRAINER_METRICS}
 
 
@@ -82,3 +84,45 @@ def test_warnings():
     assert "data.maxResponseLength" in warnings(replace(REPORT, truncated=1.0))[0]
     assert "teaches nothing" in warnings(replace(REPORT, zero_std_groups=1.0))[0]
     assert "no response has a reward" in warnings(replace(REPORT, rewards=[]))[0]
+
+
+def test_a_validation_in_the_log():
+    assert log_lines(VALIDATION) == [
+        "validation step=20 prompts=3 seconds=8.25 response_len=31.5 truncated=0.125 reward_errors/correct/none=1 "
+        "val-core/openai/gsm8k/reward/mean@2=0.5 val-core/openai/gsm8k/reward/best@2/mean=0.75 "
+        "val-core/openai/gsm8k/reward/best@2/std=0.2 "
+        "val-core/my_rows/reward/mean@2=1 val-core/my_rows/reward/best@2/mean=1 val-core/my_rows/reward/best@2/std=0",
+        "validation step=20 val-aux/openai/gsm8k/reward/std@2=0.25 val-aux/openai/gsm8k/reward/pass@1=0.5",
+        "validation step=20 val-aux/my_rows/reward/std@2=0 val-aux/my_rows/reward/pass@1=1",
+    ]
+
+
+def test_acc_is_the_core_where_a_function_is_called_so():
+    values = {"a": {"reward": {"mean@1": 0.5}, "acc": {"mean@1": 1.0}}}
+    assert [
+        line.partition("truncated=0.125 ")[2] or line
+        for line in log_lines(replace(VALIDATION, values=values, errors={}))
+    ] == [
+        "val-core/a/acc/mean@1=1",
+        "validation step=20 val-aux/a/reward/mean@1=0.5",
+    ]
+
+
+def test_a_validation_in_the_metrics():
+    metrics = TrainerMetrics("team", "arithmetic")
+    record(VALIDATION, metrics)
+    found = scrape(metrics)
+    assert found["grpo_validation_step"] == {(): 20}
+    assert found["grpo_validation_score"] == {
+        (source, statistic, "reward"): value
+        for source, statistic, value in (
+            ("openai/gsm8k", "mean@2", 0.5),
+            ("openai/gsm8k", "best@2/mean", 0.75),
+            ("openai/gsm8k", "pass@1", 0.5),
+            ("my rows", "mean@2", 1.0),
+            ("my rows", "best@2/mean", 1.0),
+            ("my rows", "pass@1", 1.0),
+        )
+    }
+    assert found["grpo_step_duration_seconds"] == {("validation",): 8.25}
+    assert found["grpo_reward_errors_total"][("none", "correct")] == 1

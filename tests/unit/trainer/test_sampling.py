@@ -3,8 +3,8 @@
 import pytest
 
 from grpo_api.spec.training import FilterGroupsSpec
-from grpo_trainer.data import Prompt
 from grpo_trainer.errors import UserInputError
+from grpo_trainer.prompts import Prompt
 from grpo_trainer.rewards.result import RewardResult
 from grpo_trainer.rollout.base import Response
 from grpo_trainer.sampling import Sampled, sample_step

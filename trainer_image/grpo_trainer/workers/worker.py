@@ -64,11 +64,15 @@ class Worker:
             from grpo_trainer.rollout.vllm import VllmEngine as Engine
         self._engine = Engine(self._spec, self.device)
 
-    def generate(self, requests: list[Request]) -> list[Response]:
-        """With tensor parallelism all ranks of an engine are given the same requests."""
-        responses = self._engine.generate(requests)
+    def generate(self, requests: list[Request], *, stay_awake: bool = False) -> list[Response]:
+        """With tensor parallelism all ranks of an engine are given the same requests.
+
+        The engine gives its memory and its weights away afterwards, unless it is to stay awake.
+        """
+        responses = self._engine.generate(requests) if requests else []
         self._note_peak()
-        self._engine.sleep()
+        if not stay_awake:
+            self._engine.sleep()
         return responses
 
     def log_probs(self, samples: list[Sample], *, reference: bool) -> list[torch.Tensor]:
