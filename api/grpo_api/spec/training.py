@@ -131,7 +131,7 @@ class ValKwargsSpec(ApiModel):
     model_config = ConfigDict(
         json_schema_extra=cel_rules(
             cel(
-                "self.n == 1 || self.temperature > 0.0",
+                "!has(self.n) || self.n == 1 || (has(self.temperature) && self.temperature > 0.0)",
                 "several responses need a temperature above 0, or all are the same: set temperature, or n: 1",
                 fieldPath=".n",
             )
