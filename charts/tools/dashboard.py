@@ -142,6 +142,16 @@ def rows() -> dict[str, list[timeseries.Panel | stat.Panel]]:
                     (by_job(m.REWARD_STD, THIS_JOB), f"{JOB_LEGEND} std"),
                 ],
             ),
+            job_graph(m.REWARD_FUNCTION_MEAN, "Reward by function", "short", "function"),
+            job_graph(m.ZERO_STD_GROUPS, "Groups that teach nothing", "percentunit", bounds=(0, 1)),
+            graph(
+                "Scoring failures by cause",
+                m.REWARD_ERRORS.help,
+                "short",
+                [_increase(m.REWARD_ERRORS, "cause", THIS_JOB)],
+            ),
+            job_graph(m.RESPONSE_LENGTH, "Response length (tokens)", "short"),
+            job_graph(m.TRUNCATED, "Truncated responses", "percentunit", bounds=(0, 1)),
             graph(
                 "Validation",
                 "Mean of the last validation's rewards by data source, and where they are 0 or 1 the share of prompts "
@@ -161,16 +171,6 @@ def rows() -> dict[str, list[timeseries.Panel | stat.Panel]]:
                 ],
                 width=24,
             ),
-            job_graph(m.REWARD_FUNCTION_MEAN, "Reward by function", "short", "function"),
-            job_graph(m.ZERO_STD_GROUPS, "Groups that teach nothing", "percentunit", bounds=(0, 1)),
-            graph(
-                "Scoring failures by cause",
-                m.REWARD_ERRORS.help,
-                "short",
-                [_increase(m.REWARD_ERRORS, "cause", THIS_JOB)],
-            ),
-            job_graph(m.RESPONSE_LENGTH, "Response length (tokens)", "short"),
-            job_graph(m.TRUNCATED, "Truncated responses", "percentunit", bounds=(0, 1)),
         ],
         "Optimization": [
             job_graph(m.KL, "KL to the reference", "short"),
