@@ -53,6 +53,8 @@ class VllmEngine:
             raise SpecError("EngineRefused", f"vLLM refuses the model or rollout.engineArgs: {error}") from error
 
     def generate(self, requests: list[Request]) -> list[Response]:
+        if not requests:
+            return []  # of few prompts an engine may have none
         parameters = [
             SamplingParams(
                 **asdict(request.sampling or self._sampling),

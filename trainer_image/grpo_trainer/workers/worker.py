@@ -69,7 +69,7 @@ class Worker:
 
         The engine gives its memory and its weights away afterwards, unless it is to stay awake.
         """
-        responses = self._engine.generate(requests) if requests else []
+        responses = self._engine.generate(requests)
         self._note_peak()
         if not stay_awake:
             self._engine.sleep()
