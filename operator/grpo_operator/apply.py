@@ -26,23 +26,9 @@ def without_progress(status: dict[str, Any]) -> dict[str, Any]:
 
 async def patch_status(kube: Kube, cache: Cache, job: Object, new: dict[str, Any]) -> None:
     """Write the status; fields that `new` lacks are removed."""
-    old = job.get("status") or {}
-    body = {**{key: None for key in old if key not in new}, **_with_nulls(old, new)}
     metadata = job["metadata"]
-    written = await kube.patch_status(names.KIND, metadata["namespace"], metadata["name"], metadata["uid"], body)
+    written = await kube.patch_status(names.KIND, metadata["namespace"], metadata["name"], metadata["uid"], new)
     cache.put_job(written)
-
-
-def _with_nulls(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
-    """A merge patch keeps what it does not name: name what must go."""
-    result: dict[str, Any] = {}
-    for key, value in new.items():
-        held = old.get(key)
-        if isinstance(value, dict) and isinstance(held, dict):
-            result[key] = {**{gone: None for gone in held if gone not in value}, **_with_nulls(held, value)}
-        else:
-            result[key] = value
-    return result
 
 
 async def delete_all(kube: Kube, cache: Cache, plan: Plan) -> bool:

@@ -112,10 +112,17 @@ class Kube:
         return await self._request("PATCH", path, "patch", kind, change, "application/merge-patch+json")
 
     async def patch_status(self, kind: str, namespace: str, name: str, uid: str, status: Object) -> Object:
-        """Merge into the status of the object with this UID; a namesake that was made since is a conflict."""
+        """Put this status in place of that of the object with this UID; a namesake that was made since is a 422.
+
+        A merge patch with `metadata.uid` would not do: for the status of a custom resource, the API server puts its own
+        metadata in place of the patch's before it looks at it, and so writes into the namesake.
+        """
         path = f"{_path(kind, namespace, name)}/status"
-        body = {"metadata": {"uid": uid}, "status": status}
-        return await self._request("PATCH", path, "patch", kind, body, "application/merge-patch+json")
+        change = [
+            {"op": "test", "path": "/metadata/uid", "value": uid},
+            {"op": "add", "path": "/status", "value": status},  # replaces what is there
+        ]
+        return await self._request("PATCH", path, "patch", kind, change, "application/json-patch+json")
 
     async def delete(self, kind: str, namespace: str, name: str, uid: str, grace: int | None = None) -> bool:
         """Delete the object with this UID. Returns False where it was gone already, or its name is another's."""
@@ -159,7 +166,7 @@ class Kube:
         path: str,
         verb: str,
         kind: str,
-        body: Object | None = None,
+        body: Any = None,
         content: str = "application/json",
     ) -> Object:
         assert self._api is not None, "connect() first"

@@ -3,7 +3,9 @@
 import json
 
 import pytest
+from kubernetes.aio.config import kube_config
 
+from grpo_operator.kube import Kube, KubeError
 from tests.apiserver.operator_process import Operator
 
 pytestmark = pytest.mark.apiserver
@@ -32,6 +34,31 @@ def test_foreign_objects_of_our_names_are_named_and_not_touched(rig, job):
         assert rig.get(kind, found)["spec"] == before[kind]["spec"]
         rig.kubectl("delete", kind, found, "--force", "--grace-period=0")
     rig.wait("pods after the repair", lambda: set(rig.items("pods", name)) == {"ours-0", "ours-1"}, 40)
+
+
+async def test_namesake_is_neither_written_to_nor_deleted(plane, job, monkeypatch):
+    """A job, and a pod, that somebody has replaced by another of the same name."""
+    pod = {"containers": [{"name": "c", "image": "i"}], "schedulingGates": [{"name": "test/never"}]}
+    for item in (job("twin"), {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "twin"}, "spec": pod}):
+        plane.apply(item)
+        old = plane.get(item["kind"], "twin")["metadata"]["uid"]
+        plane.kubectl("delete", item["kind"], "twin", "--force", "--grace-period=0")
+        plane.apply(item)
+        before = plane.get(item["kind"], "twin")
+        monkeypatch.setattr(kube_config, "KUBE_CONFIG_DEFAULT_LOCATION", str(plane.plane.kubeconfig))
+        kube = Kube()
+        await kube.connect()
+        try:
+            if item["kind"] == "Pod":
+                assert await kube.delete("Pod", "default", "twin", old) is False
+            else:
+                with pytest.raises(KubeError) as error:
+                    await kube.patch_status("GRPOJob", "default", "twin", old, {"state": "Running"})
+                assert error.value.code == 422
+            assert plane.get(item["kind"], "twin") == before
+        finally:
+            await kube.close()
+            plane.kubectl("delete", item["kind"], "twin", "--force", "--grace-period=0")
 
 
 def test_service_and_job_file_come_back_and_no_pod_is_touched(rig, job):

@@ -84,8 +84,8 @@ class FakeKube:
         self.requests.append(("patch", kind, name))
         held = self.objects[kind, name]
         if held["metadata"]["uid"] != uid:
-            raise KubeError(409, "Conflict", "Precondition failed: UID in precondition")
-        return self.put({**held, "status": merge_patch(held.get("status"), status)})
+            raise KubeError(422, "Invalid", "the server rejected our request due to an error in our request")
+        return self.put({**held, "status": copy.deepcopy(status)})
 
     async def delete(self, kind: str, namespace: str, name: str, uid: str, grace: int | None = None) -> bool:
         self.requests.append(("delete", kind, name) if grace is None else ("delete", kind, name, f"grace={grace}"))
