@@ -38,7 +38,7 @@ def told(old: dict[str, Any], new: dict[str, Any]) -> list[Told]:
             found.append(("Normal", reason, message))
     if reason == Reason.RESUMED and reason != old.get("reason"):
         found.append(("Normal", reason, message))
-    if reason == Reason.NODE_UNREACHABLE and reason != old.get("reason"):
+    if reason in (Reason.NODE_UNREACHABLE, Reason.NOT_MANAGED_BY_KUEUE) and reason != old.get("reason"):
         found.append(("Warning", reason, message))
     saved, before = new.get("checkpoint") or {}, old.get("checkpoint") or {}
     if saved.get("step") is not None and saved.get("step") != before.get("step"):

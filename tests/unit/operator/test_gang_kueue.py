@@ -6,6 +6,7 @@ import kubernetes_validate
 import pytest
 
 from grpo_api.job import parse_job
+from grpo_operator import events
 from grpo_operator.capabilities import discover
 from grpo_operator.gang.base import Capabilities
 from grpo_operator.gang.choice import choose
@@ -160,10 +161,13 @@ def test_admission_checks_are_told():
 def test_pods_that_kueue_does_not_manage_wait_and_say_so():
     """Its integration of pods is off, or the namespace is not one of its own: nobody would lift the gate."""
     job = raw_job(gangScheduling=QUEUED)
-    made = run(job, gated(0, managed=False), gated(1, managed=False), capabilities=KUEUE)
+    pods = gated(0, managed=False), gated(1, managed=False)
+    made = run(job, *pods, capabilities=KUEUE)
     assert (made.status["state"], made.status["reason"]) == ("Queued", "NotManagedByKueue")
     assert "integration `pod`" in made.status["message"]
     assert "namespace team" in made.status["message"]
+    assert [(kind, reason) for kind, reason, _ in events.told({}, made.status)][-1] == ("Warning", "NotManagedByKueue")
+    assert not events.told(made.status, run(job, *pods, capabilities=KUEUE).status), "once"
 
 
 def test_admitted_gang_is_as_any_other():
