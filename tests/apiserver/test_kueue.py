@@ -3,6 +3,7 @@ own. Kubelets are a hand of ours; a node has room for all, so that quotas alone 
 
 import json
 import random
+from contextlib import ExitStack
 
 import pytest
 
@@ -103,11 +104,14 @@ def plane(tmp_path_factory):
     policy.write_text(json.dumps(AUDIT_POLICY))
     audit = [f"--audit-policy-file={policy}", f"--audit-log-path={directory / AUDIT_LOG}"]
     made = ControlPlane(directory, extra={**FLAGS, "kube-apiserver": [*FLAGS["kube-apiserver"], *audit]})
-    made.start()
-    rig = KueueRig(made, directory)
-    rig.record.start()
-    rig.kubelet.start()
-    try:
+    with ExitStack() as stack:
+        stack.callback(made.stop)
+        made.start()
+        rig = KueueRig(made, directory)
+        rig.record.start()
+        rig.kubelet.start()
+        stack.callback(rig.kubelet.stop)
+        stack.callback(rig.kueue.stop)
         rig.apply(crd())
         rig.kueue.install()
         rig.kueue.start()
@@ -123,10 +127,6 @@ def plane(tmp_path_factory):
         for item in roles_and_bindings("kueue"):
             rig.apply(item)
         yield rig
-    finally:
-        rig.kubelet.stop()
-        rig.kueue.stop()
-        made.stop()
 
 
 @pytest.fixture
