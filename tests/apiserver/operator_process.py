@@ -15,6 +15,9 @@ from local_cluster.control_plane import ControlPlane, free_ports
 class Operator:
     """One process at a time, with its output in `log`. Each start has an identity and ports of its own."""
 
+    program: tuple[str, ...] = ("-m", "grpo_operator.main")
+    """Arguments of Python."""
+
     def __init__(self, plane: ControlPlane, log: Path) -> None:
         self.plane, self.log = plane, log
         self.identity = ""
@@ -35,7 +38,7 @@ class Operator:
         }
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "grpo_operator.main"],
+                [sys.executable, *self.program],
                 env={**os.environ, **given, **environment},
                 stdout=log,
                 stderr=log,

@@ -18,6 +18,7 @@ PATIENCE_SECONDS = 60.0
 
 FLAGS = {
     "kube-apiserver": [
+        "--audit-log-maxsize=10000",  # one file for `Audit`
         "--storage-media-type=application/json",  # so that `Record` can read what etcd holds
         "--etcd-compaction-interval=0",  # and none of it is thrown away
         "--default-not-ready-toleration-seconds=2",  # 300 s in a cluster

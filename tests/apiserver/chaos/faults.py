@@ -3,18 +3,32 @@
 import random
 from collections.abc import Callable
 
+from grpo_api import names
 from tests.apiserver.chaos.api import Api, Object, Record, path_of
-from tests.apiserver.chaos.judge import Job, Judge, attempt_label, own_words
+from tests.apiserver.chaos.history import FOREIGN, Job, attempt_label, own_words
+from tests.apiserver.chaos.judge import MISFIT, Judge
 from tests.apiserver.chaos.kubelet import Kubelet, ended, last_words
 
 CHILDREN = ("Service", "ConfigMap", "PodGroup", "Workload")
+JOBS_PATH = f"/apis/{names.API_VERSION}/namespaces/default/{names.PLURAL}"
+JOB_NAMES = [f"job-{number}" for number in range(100)]
+MAX_FOREIGN = 5
 
 
 class Faults:
-    """Everything random comes from `chance`."""
+    """Everything random comes from `chance`; `make(name)` is a new job's manifest."""
 
-    def __init__(self, api: Api, record: Record, judge: Judge, kubelet: Kubelet, chance: random.Random) -> None:
-        self.api, self.record, self.judge, self.kubelet, self.chance = api, record, judge, kubelet, chance
+    def __init__(
+        self,
+        api: Api,
+        record: Record,
+        judge: Judge,
+        kubelet: Kubelet,
+        chance: random.Random,
+        make: Callable[[str], Object],
+    ) -> None:
+        self.api, self.record, self.judge, self.kubelet = api, record, judge, kubelet
+        self.chance, self.make = chance, make
         self.done: dict[str, int] = {}
 
     def strike(self) -> None:
@@ -25,7 +39,8 @@ class Faults:
 
     def jobs(self, fit: Callable[[Job], bool]) -> list[Job]:
         with self.record.lock:
-            return [job for job in self.judge.jobs.values() if not job.deleted and fit(job)]
+            live = [job for job in self.judge.jobs.values() if not job.deleted and job.name != MISFIT]
+            return [job for job in live if fit(job)]
 
     def _job(self, fit: Callable[[Job], bool] = lambda job: not job.ended) -> Job | None:
         found = self.jobs(fit)
@@ -36,8 +51,8 @@ class Faults:
         with self.record.lock:
             found = [
                 pod
-                for job in self.judge.jobs.values()
-                if not job.ended and not job.deleted and job.status.get("createdAttempt") == job.attempt
+                for job in self.jobs(lambda job: not job.ended)
+                if job.status.get("createdAttempt") == job.attempt
                 for pod in job.pods.values()
                 if attempt_label(pod) == job.attempt
                 and not pod["metadata"].get("deletionTimestamp")
@@ -155,12 +170,14 @@ class Faults:
             for kind in kinds
             for item in self.record.objects(kind)
             if item["metadata"].get("ownerReferences") and not item["metadata"].get("deletionTimestamp")
+            if not item["metadata"]["name"].startswith(MISFIT)
         ]
         return self.chance.choice(found) if found else None
 
     def child_deleted(self) -> bool:
         if (item := self._child(*CHILDREN)) is None:
             return False
+        self.judge.will_delete(item["metadata"]["uid"])
         self.api.delete(path_of(item), item["metadata"]["uid"])
         return True
 
@@ -197,16 +214,60 @@ class Faults:
     def job_deleted(self) -> bool:
         if (job := self._job(lambda job: True)) is None:
             return False
-        self.api.delete(path_of(job.manifest), job.manifest["metadata"]["uid"])
+        self.delete_job(job)
         return True
+
+    def job_replaced(self) -> bool:
+        """What `kubectl replace --force` does: one of the same name while the first one's pods are going."""
+        if (job := self._job()) is None:
+            return False
+        self.delete_job(job)
+        self.api.request("POST", JOBS_PATH, self.make(job.name))
+        return True
+
+    def delete_job(self, job: Job) -> None:
+        self.judge.will_delete(job.manifest["metadata"]["uid"])
+        self.api.delete(path_of(job.manifest), job.manifest["metadata"]["uid"])
+
+    def free_names(self) -> list[str]:
+        taken = {job.name for job in self.jobs(lambda job: True)}
+        return [name for name in JOB_NAMES if name not in taken]
+
+    def foreign_object(self) -> bool:
+        """A job's child has the name of what is somebody else's, until `foreign_objects_go`."""
+        name, namespace = self.chance.choice(self.free_names()), {"namespace": "default"}
+        held: Object = {"containers": [{"name": "c", "image": "i"}], "schedulingGates": [{"name": "chaos/never"}]}
+        item: Object = self.chance.choice(
+            [
+                {"kind": "Pod", "metadata": {"name": f"{name}-1", **namespace}, "spec": held},
+                {"kind": "ConfigMap", "metadata": {"name": f"{name}-config", **namespace}, "data": {"mine": "1"}},
+                {"kind": "Service", "metadata": {"name": name, **namespace}, "spec": {"ports": [{"port": 1}]}},
+            ]
+        )
+        ours = {names.LABEL_MANAGED_BY: names.MANAGED_BY, names.LABEL_JOB_NAME: name}  # not even these make it ours
+        item = {"apiVersion": "v1", **item, "metadata": {**item["metadata"], "labels": {**ours, FOREIGN: ""}}}
+        if len(self._foreign()) >= MAX_FOREIGN:
+            return False
+        self.api.request("POST", path_of(item).rpartition("/")[0], item)
+        self.api.request("POST", JOBS_PATH, self.make(name))
+        return True
+
+    def _foreign(self) -> list[Object]:
+        items = [item for kind in ("Pod", "ConfigMap", "Service") for item in self.record.objects(kind)]
+        return [item for item in items if FOREIGN in (item["metadata"].get("labels") or {})]
+
+    def foreign_objects_go(self) -> None:
+        for item in self._foreign():
+            self.judge.will_delete(item["metadata"]["uid"])
+            self.api.delete(path_of(item), item["metadata"]["uid"], grace=0)
 
     # Nodes
 
     def node_lost(self) -> bool:
-        """At most one at a time, until `node_returns`."""
+        """At most one at a time, until `node_returns`; the first one stays, the misfit's pod is there."""
         if self.kubelet.dead:
             return False
-        self.kubelet.dead.add(self.chance.choice(self.kubelet.nodes))
+        self.kubelet.dead.add(self.chance.choice(self.kubelet.nodes[1:]))
         return True
 
     def node_returns(self) -> bool:
@@ -218,7 +279,7 @@ class Faults:
     TABLE = (
         *(fails, out_of_memory, loses_a_peer, evicted_by_api, evicted_by_kubelet, preempted, deleted) * 4,
         *(suspended, job_deleted, child_deleted, service_edited, child_unlabelled, head_misbehaves) * 3,
-        *(fails_twice, second_rank_exits_0, relabelled, annotated) * 2,
+        *(fails_twice, second_rank_exits_0, relabelled, annotated, job_replaced, foreign_object) * 2,
         *(resumed,) * 5,
         *(users_fault, succeeds, runs_no_trainer),
     )

@@ -6,103 +6,29 @@ must rest on one of these, must count as that one counts, and every one of these
 
 import time
 from collections import defaultdict
-from dataclasses import dataclass, field
-from typing import Any
 
-Object = dict[str, Any]
+from tests.apiserver.chaos.history import (
+    FOREIGN,
+    OUTSIDE,
+    Attempt,
+    Job,
+    Object,
+    attempt_label,
+    has_ended,
+    own_words,
+    pause_before_next,
+    seconds,
+    silent,
+)
 
-OUTSIDE = {"Preempted", "Evicted", "Drained", "NodeLost", "PodDeleted", "ScheduleTimeout"}
-"""Causes that spend no restart (design, operator, rule 2)."""
-_DISRUPTIONS = {
-    "PreemptionByScheduler": "Preempted",
-    "EvictionByEvictionAPI": "Drained",
-    "TerminationByKubelet": "Evicted",
-    "DeletionByTaintManager": "NodeLost",
-    "DeletionByPodGC": "NodeLost",
-}
 PLACEMENT_SLACK_SECONDS = 50.0
 """Over scheduleTimeoutSeconds: a standby may have to wait for the Lease, and then for the API server."""
+DEADLINE_SLACK_SECONDS = 60.0
+"""The same over activeDeadlineSeconds and ttlSecondsAfterFinished."""
 MANAGED_BY = "app.kubernetes.io/managed-by"
-
-
-@dataclass
-class Attempt:
-    """What befell the pods of one attempt."""
-
-    faults: list[tuple[int, str]] = field(default_factory=list)
-    """(revision, cause): a restart's cause, or `Succeeded`, `UserFault`, `NotTrained`."""
-    suspended: bool = False
-    partly_placed_since: float | None = None
-
-    def causes(self) -> set[str]:
-        return {cause for _, cause in self.faults}
-
-
-@dataclass
-class Job:
-    """One job by its UID."""
-
-    name: str
-    manifest: Object
-    attempts: dict[int, Attempt] = field(default_factory=lambda: defaultdict(Attempt))
-    pods: dict[str, Object] = field(default_factory=dict)
-    """By UID."""
-    failures: int = 0
-    deleted: bool = False
-
-    @property
-    def status(self) -> Object:
-        return self.manifest.get("status") or {}
-
-    @property
-    def attempt(self) -> int:
-        return self.status.get("attempt", 0)
-
-    @property
-    def ended(self) -> bool:
-        return self.status.get("state") in ("Succeeded", "Failed")
-
-    @property
-    def suspend(self) -> bool:
-        return bool(self.manifest["spec"].get("runPolicy", {}).get("suspend"))
-
-
-def attempt_label(pod: Object) -> int:
-    return int(pod["metadata"]["labels"]["grpo.dev/attempt"])
-
-
-def head_of(pod: Object) -> bool:
-    return pod["metadata"]["name"].endswith("-0")
-
-
-def own_words(pod: Object) -> str | None:
-    """What the pod's record says of its end: a cause, or None where it goes on."""
-    status = pod.get("status", {})
-    for condition in status.get("conditions") or []:
-        if condition["type"] == "DisruptionTarget" and condition["status"] == "True":
-            return _DISRUPTIONS[condition["reason"]]
-    if status.get("reason") == "Evicted":
-        return "Evicted"
-    for container in status.get("containerStatuses") or []:
-        ended = container.get("state", {}).get("terminated")
-        if ended:
-            code = ended["exitCode"]
-            if code == 0:
-                if not head_of(pod):
-                    return None
-                return "Succeeded" if ended.get("message") else "NotTrained"
-            if code in (64, 65):
-                return "UserFault"
-            if ended.get("reason") == "OOMKilled":
-                return "OOMKilled"
-            return "PeerLost" if code == 75 else "Failed"
-    return None
-
-
-def silent(pod: Object) -> bool:
-    """The node controller has taken back Ready, which the kubelet had said."""
-    found = {item["type"]: item["status"] for item in pod.get("status", {}).get("conditions") or []}
-    return found.get("Ready") == "False" and found.get("ContainersReady") == "True"
+MAX_ANNOTATIONS = 8192
+MISFIT = "misfit"
+"""The job of this name never finds room for more than a part of its gang."""
 
 
 class Judge:
@@ -113,22 +39,31 @@ class Judge:
         self.broken: list[str] = []
         self.changed_jobs = 0
         self.restarts: dict[str, int] = defaultdict(int)
+        self.ends: dict[str, int] = defaultdict(int)
+        self.going: dict[str, float] = {}
+        """When the grace of each pod that was told to go is over, by UID."""
         self._deleted_by_test: set[str] = set()
 
     def will_delete(self, uid: str) -> None:
-        """The test is about to delete or relabel this pod: to be said before it is done."""
+        """The test is about to delete or relabel this object: to be said before it is done."""
         self._deleted_by_test.add(uid)
 
     def see(self, revision: int, old: Object | None, new: Object | None) -> None:
         item = new or old
         assert item is not None
+        if sum(map(len, (item["metadata"].get("annotations") or {}).values())) > MAX_ANNOTATIONS:
+            self.broken.append(f"revision {revision}: annotations of {item['kind']} {item['metadata']['name']}")
         if item["kind"] == "GRPOJob":
             self._job(revision, old, new)
+        elif FOREIGN in (item["metadata"].get("labels") or {}):
+            self._foreign(revision, old, new)
         elif (job := self._owner(item)) is not None:
             if item["kind"] == "Pod":
                 self._pod(revision, job, old, new)
             elif old is None and job.ended:
                 self._break(revision, job, f"{item['kind']} {item['metadata']['name']} was made after the end")
+            elif item["kind"] in ("PodGroup", "Workload") and old is not None:
+                self._gang_object(revision, job, old, new)
 
     def _owner(self, item: Object) -> Job | None:
         owners = [owner["uid"] for owner in item["metadata"].get("ownerReferences") or []]
@@ -136,6 +71,33 @@ class Judge:
 
     def _break(self, revision: int, job: Job, text: str) -> None:
         self.broken.append(f"revision {revision}: {job.name}, attempt {job.attempt}: {text}")
+
+    def _may_go(self, old: Object, new: Object | None) -> bool:
+        """Whether nothing was deleted just now, or something that the test or the garbage collector deletes."""
+        going = new is None or new["metadata"].get("deletionTimestamp")
+        told = old["metadata"].get("deletionTimestamp") or old["metadata"]["uid"] in self._deleted_by_test
+        return bool(not going or told)
+
+    def _foreign(self, revision: int, old: Object | None, new: Object | None) -> None:
+        """What is not ours is neither deleted nor changed."""
+        if old is None:
+            return
+        same = new is None or all(
+            (old.get(part), old["metadata"].get(part)) == (new.get(part), new["metadata"].get(part))
+            for part in ("spec", "data", "labels", "ownerReferences")
+        )
+        if not (same and self._may_go(old, new)):
+            self.broken.append(f"revision {revision}: foreign {old['kind']} {old['metadata']['name']} was touched")
+
+    def _gang_object(self, revision: int, job: Job, old: Object, new: Object | None) -> None:
+        """Rule 5: never before the last pod of its gang."""
+        if job.deleted or self._may_go(old, new):
+            return
+        its = [pod for pod in job.pods.values() if not has_ended(pod)]
+        if old["kind"] == "PodGroup":
+            its = [pod for pod in its if attempt_label(pod) == attempt_label(old)]
+        if its:
+            self._break(revision, job, f"{old['kind']} {old['metadata']['name']} went before {len(its)} of its pods")
 
     # Pods
 
@@ -156,6 +118,8 @@ class Judge:
             if (words := own_words(new)) is not None and words != before:
                 attempt.faults.append((revision, words))
             going = new["metadata"].get("deletionTimestamp")
+            if going:
+                self.going[uid] = seconds(going)
             if going and not (old or new)["metadata"].get("deletionTimestamp") and words is None:
                 self._gone(revision, job, number, pod)
             elif attempt_label(new) != number and uid in self._deleted_by_test:
@@ -175,6 +139,13 @@ class Judge:
             self._break(revision, job, f"{name} was made while the job is Suspended")
         if number != job.attempt:
             self._break(revision, job, f"{name} carries attempt {number}, which the status does not")
+        if job.status.get("createdAttempt") == number:
+            self._break(revision, job, f"{name} was made anew within an attempt whose gang was whole")
+        restarts = job.status.get("restarts") or []
+        if restarts and restarts[-1]["attempt"] == number - 1:
+            waited = seconds(pod["metadata"]["creationTimestamp"]) - seconds(restarts[-1]["time"])
+            if waited < pause_before_next(restarts):
+                self._break(revision, job, f"{name} was made {waited:.0f} s after {restarts[-1]}: too soon")
 
     def _gone(self, revision: int, job: Job, number: int, pod: Object) -> None:
         """A healthy pod is told to go: by the test, or by the operator, which then must have decided so before."""
@@ -203,7 +174,11 @@ class Judge:
         self.changed_jobs += 1
         if new is None:
             assert old is not None
-            self.jobs[old["metadata"]["uid"]].deleted = True
+            job = self.jobs[old["metadata"]["uid"]]
+            left = job.until_ttl(time.time())
+            if not self._may_go(old, new) and (left is None or left > 0):
+                self._break(revision, job, "the job was deleted by nobody who may")
+            job.deleted = True
             return
         uid = new["metadata"]["uid"]
         if uid not in self.jobs:
@@ -221,10 +196,21 @@ class Judge:
             self._end(revision, job, after)
         elif after.get("failures", 0) != job.failures:
             self._break(revision, job, f"failures became {after.get('failures')} without a restart")
+        if before != after:
+            self._conditions(revision, job, after)
         job.manifest = new
         if job.suspend:
             job.attempts[job.attempt].suspended = True
         self._watch_placement(job)
+
+    def _conditions(self, revision: int, job: Job, after: Object) -> None:
+        """Rule 3: the conditions say what the state says."""
+        true = {item["type"] for item in after.get("conditions") or [] if item["status"] == "True"}
+        state = after.get("state")
+        for kind in ("Running", "Suspended", "Succeeded", "Failed"):
+            leaving = kind == "Running" and after.get("reason") == "Suspending"
+            if (kind in true) is not (state == kind) and not leaving:
+                self._break(revision, job, f"state is {state}, and the conditions are {sorted(true)}")
 
     def _next_attempt(self, revision: int, job: Job, before: Object, after: Object) -> None:
         number = before.get("attempt", 0)
@@ -245,6 +231,8 @@ class Judge:
             if counted and before.get("createdAttempt") == number and attempt.faults[0][1] in OUTSIDE:
                 self._break(revision, job, f"{entry['cause']} was counted after {attempt.faults}")
             job.failures += counted
+            if job.failures > job.policy["maxRestarts"]:
+                self._break(revision, job, f"restart number {job.failures}, maxRestarts is {job.policy['maxRestarts']}")
         if after["failures"] != job.failures:
             self._break(revision, job, f"failures is {after['failures']}, its history has {job.failures}")
 
@@ -260,12 +248,16 @@ class Judge:
 
     def _end(self, revision: int, job: Job, after: Object) -> None:
         causes, reason = job.attempts[after.get("attempt", 0)].causes(), after["reason"]
+        self.ends[reason] += 1
         if after["state"] == "Succeeded":
             right = "Succeeded" in causes
         elif reason == "MaxRestartsReached":
             job.failures += 1
-            limit = job.manifest["spec"]["runPolicy"]["maxRestarts"]
+            limit = job.policy["maxRestarts"]
             right = bool(causes - OUTSIDE) and job.failures == limit + 1 and after["failures"] == job.failures
+        elif reason == "DeadlineExceeded":
+            left = job.until_deadline(time.time())
+            right = left is not None and left <= 0
         elif reason == "TrainerNotRun":
             right = "NotTrained" in causes
         else:
@@ -275,10 +267,14 @@ class Judge:
 
     # Verdicts
 
-    def placement_faults(self) -> list[str]:
-        """Rule 1, at this moment."""
-        told = []
+    def overdue(self) -> list[str]:
+        """What time alone decides, at this moment: rule 1, deadlines, and the age of jobs that have ended."""
+        told, now = [], time.time()
         for job in self.jobs.values():
+            if not job.deleted:
+                left = {"deadline": job.until_deadline(now), "TTL": job.until_ttl(now)}
+                late = {name: -at for name, at in left.items() if at is not None and at < -DEADLINE_SLACK_SECONDS}
+                told += [f"{job.name}: its {name} was {late[name]:.0f} s ago" for name in late]
             allowed = job.manifest["spec"]["gangScheduling"]["scheduleTimeoutSeconds"] + PLACEMENT_SLACK_SECONDS
             attempt = job.attempts[job.attempt]
             if job.deleted or attempt.partly_placed_since is None:
@@ -295,11 +291,14 @@ class Judge:
                 if job.pods:
                     told.append(f"{job.name}: deleted, but has pods")
                 continue
-            state, pods = job.status.get("state"), list(job.pods.values())
+            state, pods, now = job.status.get("state"), list(job.pods.values()), time.time()
             where = f"{job.name}: state {state}, {job.status.get('message', '')[:200]!r}"
             if job.ended:
-                if any(not _ended(pod) for pod in pods):
-                    told.append(f"{where}: pods run after the end")
+                kept = [] if job.policy.get("cleanPodPolicy") == "All" else [pod for pod in pods if has_ended(pod)]
+                if len(pods) != len(kept):
+                    told.append(f"{where}: pods are there after the end")
+                if job.until_ttl(now) is not None:
+                    told.append(f"{where}: will be deleted for its age")
             elif job.suspend:
                 if state != "Suspended" or pods:
                     told.append(f"{where}: should be suspended without pods")
@@ -307,23 +306,23 @@ class Judge:
                 told.append(f"{where}: no decision on {job.attempts[job.attempt].faults}")
             elif state != "Running" or len(pods) != job.manifest["spec"]["trainer"]["nnodes"]:
                 told.append(f"{where}: should be Running")
+            elif job.until_deadline(now) is not None:
+                told.append(f"{where}: will end by its deadline")
         return told
 
     def orphans(self, items: list[Object]) -> list[str]:
-        """Our objects whose job is gone, and gang objects of jobs that have ended or are suspended."""
+        """Our objects whose job is gone, and gang objects without a gang: of an end, a suspension, another attempt."""
         told = []
         for item in items:
-            metadata = item["metadata"]
+            metadata, labels = item["metadata"], item["metadata"].get("labels") or {}
             owners = [owner["uid"] for owner in metadata.get("ownerReferences") or []]
-            if item["kind"] == "GRPOJob" or (metadata.get("labels") or {}).get(MANAGED_BY) != "grpo-operator":
+            if item["kind"] == "GRPOJob" or labels.get(MANAGED_BY) != "grpo-operator" or FOREIGN in labels:
                 continue
             job = next((self.jobs[uid] for uid in owners if uid in self.jobs), None)
             if job is None or job.deleted:
                 told.append(f"{item['kind']} {metadata['name']}")
             elif item["kind"] in ("PodGroup", "Workload") and (job.ended or job.status.get("state") == "Suspended"):
                 told.append(f"{item['kind']} {metadata['name']} of a job that is {job.status['state']}")
+            elif item["kind"] == "PodGroup" and attempt_label(item) != job.attempt:
+                told.append(f"PodGroup {metadata['name']} of an earlier attempt")
         return told
-
-
-def _ended(pod: Object) -> bool:
-    return pod.get("status", {}).get("phase") in ("Succeeded", "Failed")

@@ -9,11 +9,12 @@ from typing import Any
 
 from grpo_api import names
 from tests.apiserver.chaos.api import Api, Object, Record, path_of
-from tests.apiserver.chaos.judge import own_words
+from tests.apiserver.chaos.history import own_words
 
 HEARTBEAT_SECONDS = 1.0
 LOOK_SECONDS = 0.15
 GPUS_PER_NODE = 28
+HOSTNAME = "kubernetes.io/hostname"
 ENDLESS = b"x" * 65536
 
 
@@ -83,7 +84,7 @@ class Kubelet:
 
     def start(self) -> None:
         for node in self.nodes:
-            item = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": node}}
+            item = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": node, "labels": {HOSTNAME: node}}}
             self.api.request("POST", "/api/v1/nodes", item)
             self._say_ready(node)
         for thread in self._threads:

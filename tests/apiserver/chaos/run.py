@@ -3,6 +3,7 @@
 import json
 import random
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,11 +11,14 @@ from ruamel.yaml import YAML
 
 from grpo_api import names
 from grpo_api.crd import crd
+from grpo_operator import apply
 from local_cluster.control_plane import COMPONENTS, ControlPlane
-from tests.apiserver.chaos.api import FLAGS, Api, Object, Record, path_of
-from tests.apiserver.chaos.faults import Faults
-from tests.apiserver.chaos.judge import MANAGED_BY, Judge
-from tests.apiserver.chaos.kubelet import Kubelet, ended, last_words
+from tests.apiserver.chaos.api import FLAGS, Api, Object, Record
+from tests.apiserver.chaos.audit import POLICY, USER, Audit
+from tests.apiserver.chaos.faults import JOBS_PATH, Faults
+from tests.apiserver.chaos.history import Job
+from tests.apiserver.chaos.judge import MANAGED_BY, MISFIT, Judge
+from tests.apiserver.chaos.kubelet import HOSTNAME, Kubelet, ended, last_words
 from tests.apiserver.operator_process import Operator
 
 ROOT = Path(__file__).parents[3]
@@ -23,7 +27,12 @@ NODES = 4
 MEAN_PAUSE_SECONDS = 0.3
 SETTLE_SECONDS = 100.0
 QUIET_SECONDS = 3.0
-JOBS_PATH = f"/apis/{names.API_VERSION}/namespaces/default/{names.PLURAL}"
+GRACE_SECONDS = 3
+"""Of pods; 30 s otherwise."""
+FORCE_AFTER_SECONDS = 8.0
+"""In place of `apply.FORCE_AFTER_SECONDS`, that a lost node's pods are given up within a short run."""
+assert apply.FORCE_AFTER_SECONDS > FORCE_AFTER_SECONDS
+PROGRAM = f"from grpo_operator import apply, main; apply.FORCE_AFTER_SECONDS = {FORCE_AFTER_SECONDS}; main.main()"
 
 
 class Chaos:
@@ -32,8 +41,12 @@ class Chaos:
     def __init__(self, directory: Path, seed: int, say: Callable[[str], None] = print) -> None:
         self.say, self.chance = say, random.Random(seed)
         self.directory = directory
-        self.plane = ControlPlane(directory, extra=FLAGS)
-        self.judge = Judge()
+        directory.mkdir(parents=True, exist_ok=True)
+        (policy := directory / "audit.yaml").write_text(json.dumps(POLICY))
+        log = directory / "audit.log"
+        audit = [f"--audit-policy-file={policy}", f"--audit-log-path={log}"]
+        self.plane = ControlPlane(directory, extra={**FLAGS, "kube-apiserver": [*FLAGS["kube-apiserver"], *audit]})
+        self.judge, self.audit = Judge(), Audit(log)
         self.api = Api(self.plane)
         self.operators = [Operator(self.plane, directory / f"operator-{number}.log") for number in range(2)]
         self._made = 0
@@ -68,12 +81,12 @@ class Chaos:
         self.record.start()
         self.kubelet = Kubelet(self.api, self.record, [f"node-{number}" for number in range(NODES)], self.chance)
         self.kubelet.start()
-        self.faults = Faults(self.api, self.record, self.judge, self.kubelet, self.chance)
+        self.faults = Faults(self.api, self.record, self.judge, self.kubelet, self.chance, self._manifest)
         while self.api.request("GET", JOBS_PATH)[0] != 200:
             time.sleep(0.1)
-        for operator in self.operators:
-            operator.start()
+        self._keep_alive()
         self._fill()
+        self._make_misfit()
         self._tell(f"{JOBS} jobs are made")
         self._wait("half of the jobs run", lambda: len(self._running()) >= JOBS / 2 or f"{len(self._running())}", 40)
 
@@ -82,10 +95,8 @@ class Chaos:
         live = self.faults.jobs(lambda job: not job.ended)
         over = self.faults.jobs(lambda job: job.ended)
         if len(over) > JOBS / 2:
-            self.api.delete(path_of(over[0].manifest), over[0].manifest["metadata"]["uid"])
-        taken = {job.name for job in (*live, *over)}
-        free = [name for number in range(2 * JOBS) if (name := f"job-{number}") not in taken]
-        for name in self.chance.sample(free, max(0, JOBS - len(live))):
+            self.faults.delete_job(over[0])
+        for name in self.chance.sample(self.faults.free_names(), max(0, JOBS - len(live))):
             self.api.request("POST", JOBS_PATH, self._manifest(name))
 
     def _manifest(self, name: str) -> Object:
@@ -97,10 +108,27 @@ class Chaos:
             "runPolicy": {
                 "maxRestarts": self.chance.choice([0, 1, 2, 2]),
                 "cleanPodPolicy": self.chance.choice(["Running", "Running", "All"]),
+                **self.chance.choice([{}] * 8 + [{"activeDeadlineSeconds": 20}, {"ttlSecondsAfterFinished": 5}]),
             },
+            "template": {"podOverlay": {"spec": {"terminationGracePeriodSeconds": GRACE_SECONDS}}},
             "gangScheduling": {"backend": self.chance.choice(["auto", "auto", "none"]), "scheduleTimeoutSeconds": 15},
         }
         return made
+
+    def _make_misfit(self) -> None:
+        """One node may take its pods, and no more than one of them."""
+        made = self._manifest(MISFIT)
+        of = {"matchLabels": {names.LABEL_JOB_NAME: MISFIT}}
+        apart = {"requiredDuringSchedulingIgnoredDuringExecution": [{"labelSelector": of, "topologyKey": HOSTNAME}]}
+        where = {"nodeSelector": {HOSTNAME: self.kubelet.nodes[0]}, "affinity": {"podAntiAffinity": apart}}
+        made["spec"]["template"]["podOverlay"]["spec"] |= where
+        made["spec"]["gangScheduling"]["backend"] = "none"
+        made["spec"]["runPolicy"].pop("activeDeadlineSeconds", None)
+        self.api.request("POST", JOBS_PATH, made)
+
+    def _misfit(self) -> Job:
+        with self.record.lock:
+            return next(job for job in self.judge.jobs.values() if job.name == MISFIT)
 
     def _running(self) -> list[str]:
         return [job.name for job in self.faults.jobs(lambda job: job.status.get("state") == "Running")]
@@ -110,8 +138,8 @@ class Chaos:
         begin = time.monotonic()
         period = min(seconds, 100.0)
         acts = (
-            *((0.05, self._kill_leader), (0.15, self.faults.node_lost), (0.4, self._restart_api_server)),
-            *((0.5, self._freeze_leader), (0.65, self.faults.node_returns), (0.9, self._thaw)),
+            *((0.05, self._freeze_leader), (0.1, self.faults.node_lost), (0.5, self._thaw)),
+            *((0.55, self.faults.node_returns), (0.6, self._restart_api_server), (0.8, self._kill_leader)),
         )
         machines = [((n + part) * period, act) for n in range(int(seconds / period)) for part, act in acts]
         machines.sort(key=lambda item: item[0])
@@ -159,17 +187,24 @@ class Chaos:
 
         The scheduler ends itself where it finds its cache wrong, which a restart of the API server can bring about.
         """
-        for operator in self.operators:
+        for number, operator in enumerate(self.operators):
             if not operator.alive():
-                operator.start()
+                user = f"{USER}{number}"
+                path = self.directory / f"{user}.kubeconfig"
+                if not path.exists():
+                    self.plane.authority.kubeconfig(path, user, f"/O=system:masters/CN={user}", self.plane.url)
+                operator.program = ("-c", PROGRAM)
+                self.audit.started[user].append(time.time())
+                operator.start(KUBECONFIG=str(path))
         for component in COMPONENTS:
             if not self.plane.processes.alive(component):
                 self._tell(f"{component} has ended by itself")
                 self.plane.start_component(component)
 
     def _check(self) -> None:
+        self.audit.read()
         with self.record.lock:
-            broken = [*self.judge.broken, *self.judge.placement_faults()]
+            broken = [*self.judge.broken, *self.judge.overdue(), *self.audit.broken]
         assert not broken, "rules broken:\n" + "\n".join(broken)
         assert self.record.error is None, repr(self.record.error)
         assert not self.kubelet.errors, repr(self.kubelet.errors)
@@ -204,24 +239,49 @@ class Chaos:
                 told.append(f"{job.name}: its Service or ConfigMap was not restored")
         return told
 
+    def _give_up_node(self) -> None:
+        """A node that never answers again: its pods are deleted by Kubernetes, and given up by the operator."""
+        self.kubelet.dead.clear()
+        self.faults.node_lost()
+        lost = set(self.kubelet.dead)
+
+        def given_up() -> bool | str:
+            left = [
+                pod["metadata"]["name"] for pod in self.record.objects("Pod") if pod["spec"].get("nodeName") in lost
+            ]
+            return not left or f"{lost}: {left}"
+
+        self._wait("the pods of a lost node are given up", given_up, 90)
+        told = [entry["cause"] for entry in self._misfit().status.get("restarts") or []]
+        assert "ScheduleTimeout" in told, f"half a gang has kept its node: {self._misfit().status}"
+        self.faults.delete_job(self._misfit())
+
+    def _forced(self) -> list[str]:
+        """Pods that the operator has deleted without grace, and had no reason to."""
+        due = lambda uid: self.judge.going.get(uid, float("inf")) + FORCE_AFTER_SECONDS  # noqa: E731
+        return [f"{uid} was given up too soon" for at, uid in self.audit.without_grace if at < due(uid)]
+
     def _settle(self) -> None:
         """No more faults: every job must come to the state that its history implies, and then nothing is written."""
         self._tell(f"faults: {dict(sorted(self.faults.done.items()))}")
         self._thaw()
+        self._give_up_node()
         self.kubelet.dead.clear()
         self.kubelet.heads.modes.clear()
+        self.faults.foreign_objects_go()
         for _ in range(5):
             self.faults.resumed()
         self._wait("every job is in the state that its history implies", self._as_implied, SETTLE_SECONDS)
         time.sleep(QUIET_SECONDS)
-        before = self.judge.changed_jobs
+        self.audit.read()
+        before = self.audit.writes
         time.sleep(QUIET_SECONDS)
-        assert self.judge.changed_jobs == before, "jobs are written to though nothing happens"
-        states: dict[str, int] = {}
-        for job in self.judge.jobs.values():
-            state = "deleted" if job.deleted else job.status["state"]
-            states[state] = states.get(state, 0) + 1
-        self._tell(f"{len(self.judge.jobs)} jobs: {states}; restarts: {dict(self.judge.restarts)}")
+        self._check()
+        assert self.audit.writes == before, f"{self.audit.writes - before} writes though nothing happens"
+        assert not (told := self._forced()), told
+        states = Counter("deleted" if job.deleted else job.status["state"] for job in self.judge.jobs.values())
+        self._tell(f"{len(self.judge.jobs)} jobs: {dict(states)}; {self.audit.writes} writes")
+        self._tell(f"restarts: {dict(self.judge.restarts)}; ends: {dict(self.judge.ends)}")
 
     def _finish(self) -> None:
         """The jobs that run succeed; then all are deleted with no operator there, and nothing is left."""
@@ -231,6 +291,8 @@ class Chaos:
         self._wait("jobs that ran have succeeded and given everything back", self._as_implied, 40)
         for operator in self.operators:
             operator.kill()
+        for job in self.faults.jobs(lambda job: True):
+            self.judge.will_delete(job.manifest["metadata"]["uid"])
         self.api.request("DELETE", JOBS_PATH)
         self._wait_gone()
 
