@@ -30,6 +30,7 @@ HEAD_LOST_SECONDS = 30.0
 """The head counts as lost when it has been silent for so long, after it was heard once."""
 HEAD_WAIT_SECONDS = 900.0
 """The head's DNS name and its Ray may take so long to appear: its preflight runs first."""
+STOPPED = "stopped on request (SIGTERM)"
 _FAREWELL_SECONDS = 6.0
 """The head goes on telling that it is done for so long; the others ask every second."""
 
@@ -54,6 +55,10 @@ def main() -> NoReturn:
         _end(metrics_server, ExitCode.DONE, "Completed", "")
     except TrainerError as error:
         _end(metrics_server, error.exit_code, error.reason, error.message)
+    except SystemExit as error:
+        if error.code != signal.SIGTERM:
+            raise
+        _end(metrics_server, ExitCode.STOPPED, "Stopped", STOPPED)  # by Ray's handler, while it connects
     except Exception as error:  # the pod's log and status get the cause of every end
         sys.stderr.write(plain(traceback.format_exc()))
         _end(metrics_server, 1, type(error).__name__, str(error))
@@ -97,7 +102,6 @@ def _lead(job: GRPOJob, head: str, server: ProgressServer, metrics: TrainerMetri
 
     node = RayNode(spec, 0, address, None)
     gang = Gang(spec, node, address)
-    signal.signal(signal.SIGTERM, lambda number, frame: _stop(server, number, frame))  # Ray puts its own there
     attempt = int(os.environ.get(names.ENV_ATTEMPT, "0"))
     Controller(
         job,
@@ -164,7 +168,7 @@ def _has_gpu() -> bool:
 
 
 def _stop(server: ProgressServer | None, number: int, frame: FrameType | None) -> None:
-    _end(server, ExitCode.STOPPED, "Stopped", "stopped on request (SIGTERM)")
+    _end(server, ExitCode.STOPPED, "Stopped", STOPPED)
 
 
 def _end(server: ProgressServer | None, code: int, reason: str, message: str) -> NoReturn:

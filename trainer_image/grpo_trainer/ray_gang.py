@@ -178,6 +178,7 @@ def _connect(node: RayNode, address: str) -> None:
         if not node.alive or time.monotonic() > until:
             raise PeerLostError("RayNotStarted", f"Ray's head did not start: {node.output()}")
         time.sleep(0.2)
+    on_sigterm = signal.getsignal(signal.SIGTERM)
     while True:
         try:
             ray.init(
@@ -187,6 +188,7 @@ def _connect(node: RayNode, address: str) -> None:
                 logging_level=logging.ERROR,
                 configure_logging=False,
             )
+            signal.signal(signal.SIGTERM, on_sigterm)  # Ray puts its own there
             return
         except (RayError, ConnectionError, RuntimeError, ValueError) as error:
             if not node.alive or time.monotonic() > until:
