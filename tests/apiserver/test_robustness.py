@@ -1,12 +1,20 @@
-"""Trouble that the operator meets in a cluster: foreign objects, edits, closed and dying namespaces."""
+"""Trouble that the operator meets in a cluster: foreign objects, edits, closed and dying namespaces, a slow etcd."""
 
+import itertools
 import json
+import os
+import signal
+import threading
+import time
+from contextlib import contextmanager
 
 import pytest
 from kubernetes.aio.config import kube_config
 
 from grpo_operator.kube import Kube, KubeError
+from tests.apiserver.chaos.api import Api, path_of
 from tests.apiserver.operator_process import Operator
+from tests.apiserver.test_operator import head  # noqa: F401
 
 pytestmark = pytest.mark.apiserver
 
@@ -129,3 +137,69 @@ def test_namespace_without_a_role_stops_no_other(plane, confined, job):
     assert plane.kubectl(*pods, "closed") == ""
     assert "namespace closed" in confined.log.read_text()
     assert confined.probe("healthz") == (200, "ok")
+
+
+@contextmanager
+def meanwhile(act):
+    """`act` again and again in a thread of its own, until the block ends; its error is the block's."""
+    stop, errors = threading.Event(), []
+
+    def go_on():
+        try:
+            while not stop.is_set():
+                act()
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=go_on)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+    assert not errors, errors
+
+
+def test_another_writer_and_a_slow_etcd_change_nothing_but_the_pace(rig, job, head):  # noqa: F811
+    """Somebody writes into the job's metadata and status without a pause, and etcd stands still half of the time."""
+    _, port = head
+    api, etcd = Api(rig.plane), rig.plane.processes.record("etcd").pid
+    rig.apply(job("storm", metrics={"port": port}))
+    path = path_of(rig.get("grpojob", "storm"))
+    numbers = itertools.count()
+
+    def write():
+        number = next(numbers)
+        api.merge(path, {"metadata": {"annotations": {"note": str(number)}}})
+        api.merge(f"{path}/status", {"status": {"message": f"mine {number}", "nodes": None, "conditions": []}})
+
+    def stall():
+        os.kill(etcd, signal.SIGSTOP)
+        time.sleep(0.2)
+        os.kill(etcd, signal.SIGCONT)
+        time.sleep(0.2)
+
+    with meanwhile(write), meanwhile(stall):
+        rig.run_pods("storm")
+        rig.wait("gang complete", lambda: rig.status("storm").get("createdAttempt") == 0)
+        rig.wait_state("storm", "Running")
+        before = {pod["metadata"]["uid"] for pod in rig.items("pods", "storm").values()}
+        rig.end_pod("storm-1", 1)
+        rig.wait("a restart", lambda: rig.status("storm").get("attempt") == 1)
+
+        def second_gang():
+            rig.confirm_deletions("storm")
+            pods = rig.items("pods", "storm").values()
+            return len(pods) == 2 and not before & {pod["metadata"]["uid"] for pod in pods}
+
+        rig.wait("new pods", second_gang)
+        rig.run_pods("storm")
+    rig.wait("the status as it should be", lambda: rig.status("storm").get("message") == "")
+    status = rig.wait_state("storm", "Running")
+    assert [entry["cause"] for entry in status["restarts"]] == ["Failed"]
+    assert (status["failures"], status["nodes"]["summary"]) == (1, "2/2")
+    assert {item["type"]: item["status"] for item in status["conditions"]} == {
+        **{"Valid": "True", "Scheduled": "True", "Running": "True"},
+    }
+    assert next(numbers) > 20, "that was no storm"

@@ -119,7 +119,7 @@ class Judge:
                 attempt.faults.append((revision, words))
             going = new["metadata"].get("deletionTimestamp")
             if going:
-                self.going[uid] = seconds(going)
+                self.going.setdefault(uid, seconds(going))  # a later deletion without grace changes it
             if going and not (old or new)["metadata"].get("deletionTimestamp") and words is None:
                 self._gone(revision, job, number, pod)
             elif attempt_label(new) != number and uid in self._deleted_by_test:
