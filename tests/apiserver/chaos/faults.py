@@ -261,6 +261,16 @@ class Faults:
             self.judge.will_delete(item["metadata"]["uid"])
             self.api.delete(path_of(item), item["metadata"]["uid"], grace=0)
 
+    def meddled_with(self) -> bool:
+        """Somebody else writes into a job, and into what is the operator's to write."""
+        if (job := self._job()) is None:
+            return False
+        metadata: Object = {"uid": job.manifest["metadata"]["uid"]}
+        self.api.merge(path_of(job.manifest), {"metadata": {**metadata, "annotations": {"note": "mine"}}})
+        status = {"message": "mine", "nodes": None}
+        self.api.merge(path_of(job.manifest, "status"), {"metadata": metadata, "status": status})
+        return True
+
     # Nodes
 
     def node_lost(self) -> bool:
@@ -279,7 +289,7 @@ class Faults:
     TABLE = (
         *(fails, out_of_memory, loses_a_peer, evicted_by_api, evicted_by_kubelet, preempted, deleted) * 4,
         *(suspended, job_deleted, child_deleted, service_edited, child_unlabelled, head_misbehaves) * 3,
-        *(fails_twice, second_rank_exits_0, relabelled, annotated, job_replaced, foreign_object) * 2,
+        *(fails_twice, second_rank_exits_0, relabelled, annotated, meddled_with, job_replaced, foreign_object) * 2,
         *(resumed,) * 5,
         *(users_fault, succeeds, runs_no_trainer),
     )

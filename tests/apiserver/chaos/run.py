@@ -1,7 +1,9 @@
 """One run: jobs, faults for a while, and then what must hold of everything that happened."""
 
 import json
+import os
 import random
+import signal
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -25,7 +27,7 @@ ROOT = Path(__file__).parents[3]
 JOBS = 50
 NODES = 4
 MEAN_PAUSE_SECONDS = 0.3
-SETTLE_SECONDS = 100.0
+SETTLE_SECONDS = 200.0
 QUIET_SECONDS = 3.0
 GRACE_SECONDS = 3
 """Of pods; 30 s otherwise."""
@@ -49,7 +51,6 @@ class Chaos:
         self.judge, self.audit = Judge(), Audit(log)
         self.api = Api(self.plane)
         self.operators = [Operator(self.plane, directory / f"operator-{number}.log") for number in range(2)]
-        self._made = 0
         self._template = YAML(typ="safe").load((ROOT / "examples" / "arithmetic.yaml").read_text())
         self._begin = time.monotonic()
 
@@ -88,7 +89,7 @@ class Chaos:
         self._fill()
         self._make_misfit()
         self._tell(f"{JOBS} jobs are made")
-        self._wait("half of the jobs run", lambda: len(self._running()) >= JOBS / 2 or f"{len(self._running())}", 40)
+        self._wait("half of the jobs run", lambda: len(self._running()) >= JOBS / 2 or f"{len(self._running())}", 120)
 
     def _fill(self) -> None:
         """As many live jobs as ever; names come back, as those of people's jobs do."""
@@ -139,7 +140,8 @@ class Chaos:
         period = min(seconds, 100.0)
         acts = (
             *((0.05, self._freeze_leader), (0.1, self.faults.node_lost), (0.5, self._thaw)),
-            *((0.55, self.faults.node_returns), (0.6, self._restart_api_server), (0.8, self._kill_leader)),
+            *((0.55, self.faults.node_returns), (0.6, self._restart_api_server), (0.7, self._slow_etcd)),
+            *((0.8, self._kill_leader),),
         )
         machines = [((n + part) * period, act) for n in range(int(seconds / period)) for part, act in acts]
         machines.sort(key=lambda item: item[0])
@@ -181,6 +183,16 @@ class Chaos:
         time.sleep(self.chance.uniform(0, 4))
         self.plane.start_component("kube-apiserver")
         self.plane.wait_ready(60)
+
+    def _slow_etcd(self) -> None:
+        """It stands still most of the time."""
+        etcd = self.plane.processes.record("etcd")
+        assert etcd is not None
+        for _ in range(5):
+            os.kill(etcd.pid, signal.SIGSTOP)
+            time.sleep(0.4)
+            os.kill(etcd.pid, signal.SIGCONT)
+            time.sleep(0.2)
 
     def _keep_alive(self) -> None:
         """As a Deployment and a kubelet do: what ends is started again.
