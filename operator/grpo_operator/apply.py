@@ -1,6 +1,5 @@
 """Carries out a plan: one status patch, then deletions, then creations."""
 
-from datetime import datetime
 from typing import Any
 
 from grpo_api import names
@@ -10,12 +9,11 @@ from grpo_operator.gang.base import Capabilities
 from grpo_operator.kube import Kube, KubeError, Object, kind_of
 from grpo_operator.observe import CreateFault
 from grpo_operator.plan import Plan
-from grpo_operator.policies.podstate import seconds_since
 from grpo_operator.policies.refusal import refusal
 from grpo_operator.reasons import Reason
 
 FORCE_AFTER_SECONDS = 90.0
-"""A pod that is still there this long after its deletion is deleted without grace."""
+"""A pod that is still there this long after the end of its grace is deleted without grace."""
 
 PROGRESS_FIELDS = ("progress", "checkpoint")
 
@@ -43,16 +41,27 @@ async def delete_all(kube: Kube, cache: Cache, plan: Plan) -> bool:
     return surprised
 
 
-async def force_stuck(kube: Kube, pods: list[Object], capabilities: Capabilities, now: datetime) -> None:
-    """Pods of a node that does not answer never confirm their deletion; nobody waits for them for ever."""
-    overdue = [
-        pod
-        for pod in pods
-        if (begun := pod["metadata"].get("deletionTimestamp")) and seconds_since(begun, now) > FORCE_AFTER_SECONDS
-    ]
-    for pod in overdue:
+async def force_stuck(
+    kube: Kube, pods: list[Object], capabilities: Capabilities, going: dict[str, float], now: float
+) -> float | None:
+    """Pods of a node that does not answer never confirm their deletion; nobody waits for them for ever.
+
+    `going` remembers since when each was seen to go, by UID and by a clock that does not jump: without grace, a pod
+    that is still saving its checkpoint would go on beside its successor. Returns the seconds until the next is due.
+    """
+    told = {pod["metadata"]["uid"]: pod for pod in pods if pod["metadata"].get("deletionTimestamp")}
+    for uid in going.keys() - told.keys():
+        del going[uid]
+    waits, overdue = [], []
+    for uid, pod in told.items():
         metadata = pod["metadata"]
-        await kube.delete("Pod", metadata["namespace"], metadata["name"], metadata["uid"], grace=0)
+        grace = metadata.get("deletionGracePeriodSeconds") or 0
+        left = going.setdefault(uid, now) + grace + FORCE_AFTER_SECONDS - now
+        if left <= 0:
+            await kube.delete("Pod", metadata["namespace"], metadata["name"], uid, grace=0)
+            overdue.append(pod)
+        else:
+            waits.append(left)
     if (held_by := kueue.holder(pods, capabilities, overdue)) is not None:
         kind, name = held_by
         namespace = pods[0]["metadata"]["namespace"]
@@ -60,6 +69,7 @@ async def force_stuck(kube: Kube, pods: list[Object], capabilities: Capabilities
             "deletionTimestamp"
         ):
             await kube.delete(kind, namespace, name, found["metadata"]["uid"])
+    return min(waits, default=None)
 
 
 async def create_all(kube: Kube, cache: Cache, job: Object, plan: Plan) -> CreateFault | None:

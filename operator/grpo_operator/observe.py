@@ -31,6 +31,8 @@ class Observed:
     """Other children, by (kind, name)."""
     head_report: HeadReport | None = None
     """The head pod's own words of the present attempt."""
+    head_quiet: float | None = None
+    """Seconds since those words were first heard."""
     capabilities: Capabilities = field(default_factory=Capabilities)
     told: tuple[str, str] | None = None
     """(reason, message) of the gang's place in the line of `gated` gangs."""
@@ -47,6 +49,7 @@ def observe(
     key: Key,
     *,
     head_report: HeadReport | None,
+    head_quiet: float | None = None,
     create_fault: CreateFault | None,
     default_image: str,
     consulted: Object | None = None,
@@ -64,6 +67,7 @@ def observe(
         pods=pods,
         children={child: item for child, item in children.items() if child[0] != "Pod"},
         head_report=head_report,
+        head_quiet=head_quiet,
         capabilities=cache.capabilities,
         consulted=consulted,
         create_fault=create_fault,

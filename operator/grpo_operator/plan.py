@@ -183,7 +183,7 @@ def _go_on(made: Plan, observed: Observed, job: GRPOJob, now: datetime) -> None:
         loss, left = placement.placement_loss(pods, total, timeout, now)
         made.wake(left)
     if loss is None:
-        loss, left = limits.stall(new, job.spec.run_policy, job.name, now)
+        loss, left = limits.stall(new, job.spec.run_policy, job.name, observed.head_quiet, now)
         made.wake(left)
     if loss is not None:
         _restart(made, loss, job, now)

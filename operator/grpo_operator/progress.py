@@ -55,6 +55,11 @@ class ProgressReader:
         head = self._heads.get(key)
         return head.report if head else None
 
+    def quiet(self, key: Key) -> float | None:
+        """Seconds since that report was first seen, by a clock that does not jump; None where there is none."""
+        head = self._heads.get(key)
+        return time.monotonic() - head.changed_at if head and head.report else None
+
     async def run(self) -> None:
         """Poll until cancelled."""
         limit = asyncio.Semaphore(CONCURRENCY)

@@ -5,7 +5,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 
 from grpo_api import names
 from grpo_operator import apply, events, metrics
@@ -38,7 +38,7 @@ class StuckPod:
     """A pod that does not start, and what its Events said of it."""
 
     uid: str
-    due: datetime
+    due: float
     told: dict[str, tuple[str, str]] = field(default_factory=dict)
     asked: int = 0
 
@@ -48,7 +48,7 @@ class Consulted:
     """What another controller says of a gang that waits, and when it is read again."""
 
     name: tuple[str, str]
-    due: datetime
+    due: float
     found: Object | None = None
     asked: int = 0
 
@@ -72,7 +72,8 @@ class Reconciler:
         self._faults: dict[Key, CreateFault] = {}
         self._stuck: dict[Key, StuckPod] = {}
         self._consulted: dict[Key, Consulted] = {}
-        self._next_turn = datetime.min.replace(tzinfo=UTC)
+        self._going: dict[Key, dict[str, float]] = {}
+        self._next_turn = 0.0
         self._events = events.EventWriter(kube, settings.identity)
         self._patched: dict[Key, float] = {}
         self._passing: dict[Key, tuple[str, float]] = {}
@@ -93,6 +94,7 @@ class Reconciler:
             self._cache,
             key,
             head_report=self._reader.report(key),
+            head_quiet=self._reader.quiet(key),
             create_fault=self._faults.get(key),
             default_image=self._settings.trainer_image,
             consulted=self._consulted[key].found if key in self._consulted else None,
@@ -122,7 +124,10 @@ class Reconciler:
         surprised = await apply.delete_all(self._kube, self._cache, made)
         if made.delete:
             self.queue.add_after(key, DELETE_CHECK_SECONDS)
-        await apply.force_stuck(self._kube, observed.pods, observed.capabilities, now)
+        going = self._going.setdefault(key, {})
+        left = await apply.force_stuck(self._kube, observed.pods, observed.capabilities, going, self._monotonic())
+        if left is not None:
+            self.queue.add_after(key, left)
         fault = await apply.create_all(self._kube, self._cache, job, made)
         if fault is not None:
             again = self._faults.get(key) != fault
@@ -130,13 +135,11 @@ class Reconciler:
             self.queue.add_after(key, CREATE_RETRY_SECONDS)
             return again
         self._faults.pop(key, None)
-        if any(pod["metadata"].get("deletionTimestamp") for pod in observed.pods):
-            self.queue.add_after(key, apply.FORCE_AFTER_SECONDS)
         if made.wake_after is not None:
             self.queue.add_after(key, made.wake_after + 0.1)
         self._watch_progress(key, made.status, observed.pods)
-        news = await self._ask_why(key, made.stuck, now)
-        news |= await self._consult(key, made.consult, now)
+        news = await self._ask_why(key, made.stuck)
+        news |= await self._consult(key, made.consult)
         return made.again or bool(made.create) or surprised or news
 
     def _write_at(self, key: Key, old: Object, made: Plan) -> float:
@@ -157,19 +160,19 @@ class Reconciler:
         self._passing[key] = (state, since if held == state else now)
         return self._passing[key][1] + PASSING_SECONDS
 
-    async def _ask_why(self, key: Key, pod: Object | None, now: datetime) -> bool:
+    async def _ask_why(self, key: Key, pod: Object | None) -> bool:
         """Read the Events of a pod that does not start, then again and again, ever less often. True: there is news."""
         if pod is None:
             return self._stuck.pop(key, None) is not None
-        uid, held = pod["metadata"]["uid"], self._stuck.get(key)
+        uid, held, now = pod["metadata"]["uid"], self._stuck.get(key), self._monotonic()
         if held is None or held.uid != uid:
             held = self._stuck[key] = StuckPod(uid, self._turn(now, 0))
-        if (left := (held.due - now).total_seconds()) > 0:
+        if (left := held.due - now) > 0:
             self.queue.add_after(key, left)
             return False
         held.due = self._turn(now, min(EVENTS_CAP_SECONDS, EVENTS_BASE_SECONDS * 2**held.asked))
         held.asked += 1
-        self.queue.add_after(key, (held.due - now).total_seconds())
+        self.queue.add_after(key, held.due - now)
         try:
             fields = f"involvedObject.uid={uid},type=Warning"
             found = from_events(await self._kube.list("Event", pod["metadata"]["namespace"], fields=fields))
@@ -178,17 +181,17 @@ class Reconciler:
         before, held.told = held.told, {uid: found} if found else {}
         return held.told != before
 
-    async def _consult(self, key: Key, wanted: tuple[str, str] | None, now: datetime) -> bool:
+    async def _consult(self, key: Key, wanted: tuple[str, str] | None) -> bool:
         """Read the object that says why a gang waits, then again and again, ever less often. True: there is news."""
         if wanted is None:
             self._consulted.pop(key, None)
             return False
-        held = self._consulted.get(key)
+        held, now = self._consulted.get(key), self._monotonic()
         if held is None or held.name != wanted:
             held = self._consulted[key] = Consulted(wanted, now)
-        if (left := (held.due - now).total_seconds()) <= 0:
+        if (left := held.due - now) <= 0:
             left = min(CONSULT_CAP_SECONDS, CONSULT_BASE_SECONDS * 2**held.asked)
-            held.due, held.asked = now + timedelta(seconds=left), held.asked + 1
+            held.due, held.asked = now + left, held.asked + 1
             kind, name = wanted
             before, held.found = held.found, await self._kube.get(kind, key[0], name)
             self.queue.add_after(key, left)
@@ -196,10 +199,11 @@ class Reconciler:
         self.queue.add_after(key, left)
         return False
 
-    def _turn(self, now: datetime, seconds: float) -> datetime:
+    def _turn(self, now: float, seconds: float) -> float:
         """When Events may be read, `seconds` from now at the soonest: the API server looks at all of a namespace."""
-        self._next_turn = max(now, self._next_turn) + timedelta(seconds=EVENTS_SPACING_SECONDS)
-        return max(self._next_turn - timedelta(seconds=EVENTS_SPACING_SECONDS), now + timedelta(seconds=seconds))
+        turn = max(now, self._next_turn)
+        self._next_turn = turn + EVENTS_SPACING_SECONDS
+        return max(turn, now + seconds)
 
     def _watch_progress(self, key: Key, status: Object, pods: list[Object]) -> None:
         """Let the reader follow the head pod of the present attempt, and no other."""
@@ -217,6 +221,7 @@ class Reconciler:
         self._passing.pop(key, None)
         self._stuck.pop(key, None)
         self._consulted.pop(key, None)
+        self._going.pop(key, None)
         self._events.forget(key)
         self._reader.follow(key, None)
 

@@ -7,7 +7,7 @@ from grpo_api import names
 from grpo_api.names import Condition, State
 from grpo_api.spec.runtime import RunPolicySpec
 from grpo_operator.policies.podstate import seconds_since
-from grpo_operator.policies.restart import Loss
+from grpo_operator.policies.restart import CLOCK_TOLERANCE_SECONDS, Loss
 from grpo_operator.reasons import Cause
 
 
@@ -22,15 +22,23 @@ def deadline(status: dict[str, Any], policy: RunPolicySpec, now: datetime) -> tu
     return f"active for {limit} s since {start}, and runPolicy.activeDeadlineSeconds allows no more", None
 
 
-def stall(status: dict[str, Any], policy: RunPolicySpec, job: str, now: datetime) -> tuple[Loss | None, float | None]:
-    """(a loss once a running gang has finished no step for too long; seconds until then)."""
+def stall(
+    status: dict[str, Any], policy: RunPolicySpec, job: str, quiet: float | None, now: datetime
+) -> tuple[Loss | None, float | None]:
+    """(a loss once a running gang has finished no step for too long; seconds until then).
+
+    `quiet`: seconds since the head last said something new. It is measured here, so that no jump of a clock restarts a
+    gang that makes steps; and times in the future, which a jump back leaves behind, keep none that hangs.
+    """
     limit = policy.stall_timeout_seconds
     if limit is None or status.get("state") != State.RUNNING:
         return None, None
     began = next(
         (item["lastTransitionTime"] for item in status.get("conditions", []) if item["type"] == Condition.RUNNING), None
     )
-    still = min(seconds_since(began, now), seconds_since((status.get("progress") or {}).get("lastStepTime"), now))
+    told = (seconds_since(at, now) for at in (began, (status.get("progress") or {}).get("lastStepTime")))
+    ages = [age for age in told if age > -CLOCK_TOLERANCE_SECONDS]
+    still = min([*ages, *([] if quiet is None else [quiet])], default=0.0)
     if still < limit:
         return None, limit - still
     step = (status.get("progress") or {}).get("step", 0)

@@ -58,14 +58,19 @@ async def test_namesake_of_a_pod_is_not_deleted():
     assert set(kube.objects) == {("Pod", "sums-0")}
 
 
-@pytest.mark.parametrize(("seconds", "forced"), [(None, False), (0, False), (80, False), (100, True)])
-async def test_pod_that_does_not_go_is_forced(seconds, forced):
-    pod = running(0)
-    if seconds is not None:
-        pod["metadata"]["deletionTimestamp"] = rfc3339(later(-seconds))
+@pytest.mark.parametrize("grace", [0, 30, 120])
+async def test_pod_that_does_not_go_is_forced_after_its_grace(grace):
+    pod, going = running(0), {}
     kube = FakeKube(pod)
-    await apply.force_stuck(kube, [pod], NOTHING, later(0))
-    assert kube.writes() == ([("delete", "Pod", "sums-0", "grace=0")] if forced else [])
+    assert await apply.force_stuck(kube, [pod], NOTHING, going, 1000) is None, "nobody told it to go"
+    pod["metadata"] |= {"deletionTimestamp": rfc3339(later(0)), "deletionGracePeriodSeconds": grace}
+    assert await apply.force_stuck(kube, [pod], NOTHING, going, 5000) == grace + 90
+    assert await apply.force_stuck(kube, [pod], NOTHING, going, 5089 + grace) == 1
+    assert kube.writes() == []
+    assert await apply.force_stuck(kube, [pod], NOTHING, going, 5090 + grace) is None
+    assert kube.writes() == [("delete", "Pod", "sums-0", "grace=0")]
+    await apply.force_stuck(kube, [], NOTHING, going, 5091 + grace)
+    assert going == {}
 
 
 async def create(kube, *manifests, cache=None):

@@ -204,7 +204,7 @@ async def test_workload_of_pods_that_do_not_go_is_deleted():
     rig.now = later(60)
     await rig.reconcile()
     assert ("delete", WORKLOADS, GROUP) not in rig.kube.requests, "their kubelet may need its grace period"
-    rig.now = later(120)
+    rig.now = later(300)
     await rig.reconcile()
     assert ("delete", "Pod", "sums-0", "grace=0") in rig.kube.requests
     assert ("delete", WORKLOADS, GROUP) in rig.kube.requests

@@ -43,6 +43,12 @@ def test_deadline_fails_the_job_and_keeps_its_checkpoint():
     assert (deleted(after), created(after)) == (["sums-0", "sums-1"], [])
 
 
+@pytest.mark.parametrize(("deadline", "wake"), [(1000, 300), (700, 100)])
+def test_of_two_limits_the_earlier_one_is_waited_for(deadline, wake):
+    job = running_job(runPolicy={"activeDeadlineSeconds": deadline, "stallTimeoutSeconds": 900})
+    assert run(job, *GANG, head_report=stepped(0), at=600).wake_after == wake
+
+
 def test_deadline_holds_while_a_lost_gang_waits_for_its_next_attempt():
     job = running_job(runPolicy={"activeDeadlineSeconds": 100})
     lost = run(job, ended(0, 1), running(1), at=50)

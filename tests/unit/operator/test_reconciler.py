@@ -1,6 +1,7 @@
 """One reconcile from observing to writing, on an API server in memory; and the listing of everything anew."""
 
 import copy
+from datetime import timedelta
 
 import pytest
 
@@ -31,7 +32,7 @@ class FakeReader:
     """Says what it is told to follow."""
 
     def __init__(self):
-        self.followed, self.said = [], None
+        self.followed, self.said, self.heard = [], None, None
 
     def follow(self, key, address):
         self.followed.append(address)
@@ -39,14 +40,17 @@ class FakeReader:
     def report(self, key):
         return self.said
 
+    def quiet(self, key):
+        return self.heard
+
 
 class Rig:
     """A reconciler whose cache sees the API server's objects at once."""
 
     def __init__(self, job, *items):
         self.kube, self.cache, self.reader = FakeKube(job, *items), Cache(), FakeReader()
-        self.now = later(0)
-        clocks = (lambda: self.now), (lambda: self.now.timestamp())
+        self.now, self.jumped = later(0), timedelta()
+        clocks = (lambda: self.now), (lambda: (self.now - self.jumped).timestamp())
         self.reconciler = Reconciler(self.kube, self.cache, SETTINGS, self.reader, *clocks)
         self.watch()
 
@@ -59,6 +63,11 @@ class Rig:
 
     async def reconcile(self):
         await self.reconciler.reconcile(KEY)
+
+    def jump(self, hours):
+        """The machine's clock is set, and no time passes."""
+        self.now += timedelta(hours=hours)
+        self.jumped += timedelta(hours=hours)
 
     def put(self, item):
         self.kube.put(item)
