@@ -172,6 +172,7 @@ class Controller:
     def _step(self, step: _Step) -> None:
         spec, gang = self._spec, self._gang
         sampled = sample_step(partial(self._draw, step), spec.algorithm.filter_groups, step.number, self._names)
+        gang.all("rest")
         responses, result = sampled.responses, sampled.result
         self._check_rewards(step.number, result)
         buffer, longest = spec.reward.overlong_buffer, spec.data.max_response_length
@@ -226,10 +227,10 @@ class Controller:
             requests = add_greedy(requests, rollout.n)
         return self._generate(requests)
 
-    def _generate(self, requests: list[Request], **keywords: bool) -> list[Response]:
+    def _generate(self, requests: list[Request]) -> list[Response]:
         engines = equal_runs(requests, self._plan.rollout_workers)
         size = self._spec.rollout.tensor_model_parallel_size
-        answers = self._gang.each("generate", [one for one in engines for _ in range(size)], **keywords)
+        answers = self._gang.each("generate", [one for one in engines for _ in range(size)])
         return [response for answer in answers[::size] for response in answer]
 
     def _must_validate(self, step: int) -> bool:
@@ -238,8 +239,7 @@ class Controller:
     def _maybe_validate(self) -> None:
         if self._validator is not None and self._must_validate(self._done):
             # The engine has just been given its weights and stays awake: the next step samples with the same ones.
-            generate = partial(self._generate, stay_awake=True)
-            self._validator.run(self._done, generate, self._pool.score, self._server, self._metrics)
+            self._validator.run(self._done, self._generate, self._pool.score, self._server, self._metrics)
 
     def _row(self, prompt: Prompt, response: Response) -> RewardRow:
         text = self._tokenizer.decode(response.token_ids, skip_special_tokens=True)

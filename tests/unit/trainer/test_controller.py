@@ -5,6 +5,7 @@ import logging
 import re
 from copy import copy
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -37,11 +38,12 @@ class FakeGang:
         self.on_policy: list[bool] = []
         self.saved: list[dict[str, Any]] = []
         self.state: dict[str, Any] = {"data": {}}
-        self.requests: list[tuple[bool, list[Request]]] = []
-        """Whether the engine stays awake, and what is asked of it."""
+        self.requests: list[list[Request]] = []
+        self.awake = True
 
     def all(self, method: str, *arguments: Any) -> list[Any]:
         self.calls.append(method)
+        self.awake = method == "sync" or (self.awake and method != "rest")
         if method == "save":
             self.saved.append(arguments[1])
         return [self.state if method == "resume" else {}]
@@ -49,13 +51,15 @@ class FakeGang:
     def each(self, method: str, arguments: list[Any], **more: Any) -> list[Any]:
         self.calls.append(method)
         if method == "generate":
-            self.requests.append((more.get("stay_awake", False), [one for part in arguments for one in part]))
+            assert self.awake, "an engine that sleeps has no weights"
+            self.requests.append([one for part in arguments for one in part])
             return [
                 [Response(one.group, one.number, [1], [-1.0], one.number == 1) for one in part] for part in arguments
             ]
         if method == "log_probs":
             ref = more["reference"]
             return [[torch.tensor([-3.0 * (s.group + 1) if ref else -1.0]) for s in part] for part in arguments]
+        assert method == "generate" or not self.awake, "the engine holds memory that training needs"
         if method == "update":
             self.updated.append([copy(sample) for part in arguments for sample in part])
             self.on_policy.append(more["on_policy"])
@@ -304,15 +308,28 @@ def test_when_the_policy_is_validated(
     assert progress.val_reward_mean == (0.5 if steps else None)
 
 
+def test_engine_is_awake_for_all_rounds_of_the_group_filter(server: ProgressServer) -> None:
+    controller, gang = make(server, trainer={"totalSteps": 1}, algorithm={"filterGroups": {"enable": True}})
+    differ = iter([0, 1])  # nothing to learn from in the first round
+
+    def score(rows: list[Any]) -> RewardResult:
+        spread = next(differ)
+        return RewardResult([float(number % 2 * spread) for number in range(len(rows))], {})
+
+    controller._pool = SimpleNamespace(score=score)  # type: ignore[assignment]
+    controller.run()
+    assert (len(gang.requests), gang.calls.count("rest"), gang.calls.count("update")) == (2, 1, 1)
+
+
 def test_validation_leaves_training_as_it_is(server: ProgressServer, validator: Any) -> None:
     plain, gang = make(server, trainer={"totalSteps": 5})
     plain.run()
     controller, other = make(server, rewards=[0.0] * 99, trainer={"totalSteps": 5}, validator=validator(testFreq=1))
     controller.run()
     assert other.updated == gang.updated
-    trained = [requests for awake, requests in gang.requests]
-    assert [requests for awake, requests in other.requests if not awake] == trained
-    validated = [requests for awake, requests in other.requests if awake]
+    trained = gang.requests
+    assert [requests for requests in other.requests if requests[0].sampling is None] == trained
+    validated = [requests for requests in other.requests if requests[0].sampling is not None]
     assert [len(requests) for requests in validated] == [4, 2] * 6  # in all validations the same
     assert validated == validated[:2] * 6
     assert all(one.sampling == Sampling(0.5, 0.9, 7) for requests in validated for one in requests)

@@ -56,6 +56,7 @@ def test_peak_leaves_out_what_sleep_has_freed(tmp_path: Path, monkeypatch: pytes
     worker._engine, worker._actor = Engine(card), Actor()
     for update, expected in ((90, 70), (130, 80)):  # 90 - 50 is less than the rollout's 70, 130 - 50 more
         worker.generate([])
+        worker.rest()
         card.use(update)
         card.use(60)
         worker.sync()

@@ -64,16 +64,14 @@ class Worker:
             from grpo_trainer.rollout.vllm import VllmEngine as Engine
         self._engine = Engine(self._spec, self.device)
 
-    def generate(self, requests: list[Request], *, stay_awake: bool = False) -> list[Response]:
-        """With tensor parallelism all ranks of an engine are given the same requests.
+    def generate(self, requests: list[Request]) -> list[Response]:
+        """With tensor parallelism all ranks of an engine are given the same requests."""
+        return self._engine.generate(requests)
 
-        The engine gives its memory and its weights away afterwards, unless it is to stay awake.
-        """
-        responses = self._engine.generate(requests)
+    def rest(self) -> None:
+        """After the last `generate` of a step: the engine gives its memory and its weights away until `sync`."""
         self._note_peak()
-        if not stay_awake:
-            self._engine.sleep()
-        return responses
+        self._engine.sleep()
 
     def log_probs(self, samples: list[Sample], *, reference: bool) -> list[torch.Tensor]:
         return self._actor.compute_log_probs(samples, reference=reference)
