@@ -182,11 +182,11 @@ def test_why_with_all_rights_and_with_those_of_one_namespace(rig, job):
     rig.apply(job("huge", trainer={"nGpusPerNode": 16}))
     wait_reason(rig, "huge", "Unschedulable")
     said = why("huge", rig.plane.kubeconfig)
-    assert said.startswith("huge does not run: it is Scheduling (Unschedulable: huge-")
+    assert said.startswith("huge does not run: it is Scheduling (Unschedulable: needs 2 x 16 nvidia.com/gpu")
     assert "It needs 2 pods of 16 nvidia.com/gpu; free are: node-0 8 of 8, node-1 8 of 8." in said
     assert "That holds 0 of its 2 pods." in said
     limited = why("huge", ordinary_user(rig))
-    assert limited.startswith("huge does not run: it is Scheduling (Unschedulable: huge-")
+    assert limited.startswith("huge does not run: it is Scheduling (Unschedulable: needs 2 x 16 nvidia.com/gpu")
     assert limited.endswith("You may not list nodes, so they are not looked at.\n")
 
 
