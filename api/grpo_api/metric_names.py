@@ -86,6 +86,12 @@ ROLLOUT_SAMPLE_SIZE = Metric(
 SAMPLING_ROUNDS = Metric(
     "grpo_sampling_rounds", "gauge", "Batches of prompts that the last step sampled; above 1 with filterGroups only."
 )
+OVERLONG = Metric(
+    "grpo_data_overlong_prompts",
+    "gauge",
+    "Rows met so far whose prompt is longer than data.maxPromptLength: dropped or cut, as data.overlongPrompts says.",
+    ("data",),
+)
 VAL_SCORE = Metric(
     "grpo_validation_score",
     "gauge",

@@ -7,11 +7,28 @@ from grpo_api.errors import FieldError, exactly_one
 from grpo_api.pod_faults import pod_faults
 from grpo_api.reward_faults import reward_faults
 from grpo_api.spec import runtime
+from grpo_api.spec.model_data import DataSource, ReasoningGymSource
 from grpo_api.spec.root import GRPOJobSpec
 
 MAX_BYTES = 999_000
 """Of the spec as JSON and the inline sources, which the pods get as files once more: all in one ConfigMap, of which the
 API server takes 1 MiB with its metadata."""
+
+_TEMPLATE_ARGUMENTS = {
+    "add_generation_prompt",
+    "chat_template",
+    "continue_final_message",
+    "conversation",
+    "max_length",
+    "padding",
+    "return_assistant_tokens_mask",
+    "return_dict",
+    "return_tensors",
+    "tokenize",
+    "tokenizer_kwargs",
+    "truncation",
+}
+"""Parameters of Transformers' `apply_chat_template` itself, which are no variables of the template."""
 
 
 def validate_spec(spec: GRPOJobSpec) -> list[FieldError]:
@@ -56,8 +73,12 @@ def _choice_faults(spec: GRPOJobSpec) -> list[FieldError]:
     for name, source in (("train", train), ("val", spec.data.val)):
         if source is not None:
             given: dict[str, object] = {"files": source.files, "hub": source.hub, "reasoningGym": source.reasoning_gym}
-            faults += exactly_one(f"spec.data.{name}", given, "files: [/data/train.parquet]")
-    faults += _val_faults(spec)
+            faults += exactly_one(f"spec.data.{name}", {**given, "mix": source.mix}, "files: [/data/train.parquet]")
+            for index, one in enumerate(source.mix or []):
+                given = {"files": one.files, "hub": one.hub, "reasoningGym": one.reasoning_gym}
+                path = f"spec.data.{name}.mix[{index}]"
+                faults += exactly_one(path, given, "files: [/data/train.parquet]")
+    faults += [*_mix_faults(spec), *_val_faults(spec)]
     lengths = {"totalSteps": spec.trainer.total_steps, "totalEpochs": spec.trainer.total_epochs}
     faults += exactly_one("spec.trainer", dict(lengths), "totalSteps: 100")
     for path, micro, budget in (
@@ -76,6 +97,9 @@ def _choice_faults(spec: GRPOJobSpec) -> list[FieldError]:
     if "{prompt}" not in template:
         message = "must hold {prompt}, which stands for the row's prompt: add it where the prompt belongs"
         faults.append(FieldError("spec.data.promptTemplate", template, message))
+    if taken := _TEMPLATE_ARGUMENTS & spec.data.chat_template_kwargs.keys():
+        message = "set by the trainer, or no variable of a template: remove them"
+        faults.append(FieldError("spec.data.chatTemplateKwargs", sorted(taken), message))
     if spec.model.attn_implementation == "flash_attention_2" and spec.model.dtype != "bfloat16":
         message = f"takes bfloat16 only, and model.dtype is {spec.model.dtype}: set sdpa, or dtype: bfloat16"
         faults.append(FieldError("spec.model.attnImplementation", spec.model.attn_implementation, message))
@@ -90,12 +114,35 @@ def _choice_faults(spec: GRPOJobSpec) -> list[FieldError]:
     return faults
 
 
+def _generated(source: DataSource | None, path: str) -> dict[str, ReasoningGymSource]:
+    """The reasoning-gym tasks of a source, by their place in the spec."""
+    if source is None:
+        return {}
+    placed = [(path, source.reasoning_gym)]
+    placed += [(f"{path}.mix[{index}]", one.reasoning_gym) for index, one in enumerate(source.mix or [])]
+    return {f"{place}.reasoningGym": task for place, task in placed if task is not None}
+
+
+def _mix_faults(spec: GRPOJobSpec) -> list[FieldError]:
+    tasks, mix = _generated(spec.data.train, "spec.data.train"), spec.data.train.mix or []
+    rows, batch = sum(task.size for task in tasks.values()), spec.data.train_batch_size
+    if not mix or len(tasks) < len(mix) or rows >= batch:
+        return []
+    message = f"have {rows} rows together, fewer than one batch: data.trainBatchSize is {batch}; raise the sizes"
+    return [FieldError("spec.data.train.mix", [task.size for task in tasks.values()], message)]
+
+
 def _val_faults(spec: GRPOJobSpec) -> list[FieldError]:
     faults = []
-    train, val = spec.data.train.reasoning_gym, spec.data.val and spec.data.val.reasoning_gym
-    if train and val and (train.task, train.seed) == (val.task, val.seed):
-        message = "and task are those of data.train, so the model would be validated on its training rows: "
-        faults.append(FieldError("spec.data.val.reasoningGym.seed", val.seed, f"{message}set another seed"))
+    trained = [(task.task, task.seed) for task in _generated(spec.data.train, "").values()]
+    for path, val in _generated(spec.data.val, "spec.data.val").items():
+        if (val.task, val.seed) in trained:
+            message = "and task are those of data.train, so the model would be validated on its training rows: "
+            faults.append(FieldError(f"{path}.seed", val.seed, f"{message}set another seed"))
+    weights = [one.weight for one in (spec.data.val and spec.data.val.mix) or [] if one.weight is not None]
+    if weights:
+        message = "has weights, and validation takes all rows of each dataset: remove them"
+        faults.append(FieldError("spec.data.val.mix", weights, message))
     sampling = spec.rollout.val_kwargs
     if sampling.n > 1 and sampling.temperature == 0:
         message = (

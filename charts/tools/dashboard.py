@@ -169,8 +169,25 @@ def rows() -> dict[str, list[timeseries.Panel | stat.Panel]]:
                         f"{JOB_LEGEND} {{{{data_source}}}} {{{{statistic}}}}",
                     )
                 ],
-                width=24,
+                width=16,
             ),
+            job_graph(m.OVERLONG, "Overlong prompts (rows)", "short", "data"),
+            job_graph(m.REWARD_FUNCTION_STD, "Deviation of the scores by function", "short", "function"),
+            graph(
+                "Reward processes at work by function",
+                "Processes that a reward function kept busy, on average: seconds of its calls in a second. Near "
+                "reward.workers all the time: scoring holds the step up, and more workers help.",
+                "short",
+                [
+                    (
+                        f"sum by ({', '.join((NAMESPACE_LABEL, NAME_LABEL))}, function) "
+                        f"(rate({series(m.REWARD_FUNCTION_SECONDS, THIS_JOB)}[$__rate_interval]))",
+                        f"{JOB_LEGEND} {{{{function}}}}",
+                    )
+                ],
+                stacked=True,
+            ),
+            job_graph(m.REWARD_THROUGHPUT, "Responses scored (per second)", "short"),
         ],
         "Optimization": [
             job_graph(m.KL, "KL to the reference", "short"),

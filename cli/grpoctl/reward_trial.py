@@ -1,5 +1,6 @@
 """Calls of one reward function in a process like those of the trainer's pool."""
 
+import importlib.util
 import sys
 import time
 import tokenize
@@ -10,7 +11,7 @@ from types import TracebackType
 from typing import Any
 
 import grpo_api
-from grpo_api.names import ExitCode
+from grpo_api.names import REWARD_WORKER, ExitCode
 from grpo_api.rewards.process import LOAD_TIMEOUT, RewardProcess, describe_end
 from grpo_api.rewards.rows import RewardRow
 from grpoctl.errors import CliError
@@ -24,6 +25,14 @@ sys.path[:] = [{root!r}, *filter(None, sys.path)]
 from grpo_api.rewards.worker import serve
 sys.path.remove({root!r})
 serve(int(sys.argv[1]))
+"""
+# Rules, servers and classifiers are called by the trainer's own code, which comes with this package.
+_TRAINER_PROGRAM = """
+import sys
+sys.path[:] = [{root!r}, *filter(None, sys.path), {trainer!r}]
+from grpo_api.rewards.worker import serve
+from {worker} import load_item
+serve(int(sys.argv[1]), load_item)
 """
 
 
@@ -40,18 +49,16 @@ class Answer:
 
 
 class Trial:
-    """One function of one file, to be used as a context manager. Raises CliError where it cannot be loaded."""
+    """One function, to be used as a context manager. Raises CliError where it cannot be loaded."""
 
-    def __init__(self, file: str, function: str, python: str | None, timeout: float) -> None:
-        self._config = {
-            "memory_limit": None,
-            "functions": [{"name": Path(file).stem, "source": _read(file), "function": function, "file": file}],
-        }
-        self._file, self._python, self._timeout = file, python, timeout
+    def __init__(self, item: dict[str, Any], what: str, python: str | None, timeout: float) -> None:
+        """`item` is what the process loads (`grpo_api.reward_items`, `file_item`); `what` names it in messages."""
+        self._item, self._what, self._python, self._timeout = item, what, python, timeout
         self._process: RewardProcess | None = None
         loaded = self._running().loaded
         assert loaded is not None
-        self.form: str = loaded[0]["form"]
+        self.form: str | None = loaded[0]["form"]
+        """How a Python function is called; None for the other kinds."""
         self.whole_batch = loaded[0]["batch_size"] is None
 
     def __enter__(self) -> "Trial":
@@ -89,28 +96,45 @@ class Trial:
         python = self._python or sys.executable
         root = str(Path(grpo_api.__file__).parents[1])
         try:
-            process = RewardProcess([python, "-c", _PROGRAM.format(root=root)], self._config, {})
+            config = {"memory_limit": None, "functions": [self._item]}
+            process = RewardProcess([python, "-c", self._program(root)], config, {})
         except OSError as error:
             raise CliError(f"--python {python}: {error.strerror or error}") from None
         heard = False
         try:
             heard = bool(wait([process.connection], LOAD_TIMEOUT))
             if not heard:
-                raise CliError(f"{self._file}: importing it took more than {LOAD_TIMEOUT:g} s", ExitCode.BAD_SPEC)
+                raise CliError(f"{self._what}: importing it took more than {LOAD_TIMEOUT:g} s", ExitCode.BAD_SPEC)
             process.loaded = process.receive()["loaded"]
-            _refuse(process.loaded[0], self._file)
+            _refuse(process.loaded[0], self._what)
         except (EOFError, OSError, ValueError):
             end = describe_end(process.kill())
-            raise CliError(f"{self._file}: {end} while it imported the file", ExitCode.BAD_SPEC) from None
+            thing = "file" if "file" in self._item else "function"
+            raise CliError(f"{self._what}: {end} while it imported the {thing}", ExitCode.BAD_SPEC) from None
         except BaseException:
             process.kill()
             raise
         return process
 
+    def _program(self, root: str) -> str:
+        if {"source", "module"} & self._item.keys():
+            return _PROGRAM.format(root=root)
+        found = importlib.util.find_spec(REWARD_WORKER.partition(".")[0])
+        if found is None or found.origin is None:
+            raise CliError(
+                f"{self._what}: needs the trainer's package beside this command: install grpo-operator whole"
+            )
+        return _TRAINER_PROGRAM.format(root=root, trainer=str(Path(found.origin).parents[1]), worker=REWARD_WORKER)
+
     def _end(self) -> int:
         assert self._process is not None
         process, self._process = self._process, None
         return process.kill()
+
+
+def file_item(file: str, function: str) -> dict[str, Any]:
+    """What a process loads for a function of a file. Raises CliError where the file cannot be read."""
+    return {"name": Path(file).stem, "source": _read(file), "function": function, "file": file}
 
 
 def _read(file: str) -> str:
@@ -123,13 +147,14 @@ def _read(file: str) -> str:
         raise CliError(f"{file} is no Python source: {error}", ExitCode.BAD_SPEC) from None
 
 
-def _refuse(loaded: dict[str, Any], file: str) -> None:
+def _refuse(loaded: dict[str, Any], what: str) -> None:
     if loaded["error"] is None:
         return
+    error = loaded["error"] if what in loaded["error"] else f"{what}: {loaded['error']}"
     if loaded["missing_module"]:
-        raise CliError(f"{loaded['error']}\n{module_advice(loaded['missing_module'])}")
+        raise CliError(f"{error}\n{module_advice(loaded['missing_module'])}")
     hint = "; name another with --function" if loaded["kind"] == "MissingFunctionError" else ""
-    raise CliError(loaded["error"] + hint, ExitCode.BAD_SPEC)
+    raise CliError(error + hint, ExitCode.BAD_SPEC)
 
 
 def module_advice(module: str) -> str:

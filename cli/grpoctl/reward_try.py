@@ -1,26 +1,29 @@
-"""`grpoctl reward try`: a reward function on sample rows, here, called as the trainer's pool calls it."""
+"""`grpoctl reward try`: reward functions on sample rows, here, called as the trainer's pool calls them."""
 
 import math
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 from rich.text import Text
 
+from grpo_api.names import ExitCode
+from grpo_api.reward_items import reward_item
 from grpo_api.rewards.rows import RewardRow
-from grpo_api.spec.reward import PythonReward, RewardSpec
+from grpo_api.spec.reward import KINDS, PythonReward, RewardFunction, RewardSpec
 from grpoctl.errors import CliError
 from grpoctl.jobfile import read_job
-from grpoctl.reward_rows import RowKeys, SampleRows, from_file, from_text, reward_rows
-from grpoctl.reward_trial import Answer, Trial, module_advice
+from grpoctl.reward_rows import RowKeys, from_file, from_text, reward_rows
+from grpoctl.reward_trial import Answer, Trial, file_item, module_advice
 from grpoctl.terminal import make_console
 
 reward_app = typer.Typer(help="Try reward functions.", no_args_is_help=True)
 console = make_console()
 
+DEFAULT_FUNCTION: str = PythonReward.model_fields["function"].default
 _FORMS = {
     "verl": "verl's: one response a call",
     "trl": "TRL's: all responses in one call",
@@ -62,14 +65,21 @@ def _group() -> None:
 
 @reward_app.command("try")
 def try_command(
-    file: Annotated[str, typer.Argument(help="Python file that defines the function.", show_default=False)],
+    file: Annotated[
+        str | None,
+        typer.Argument(help="Python file that defines the function; else those of --job.", show_default=False),
+    ] = None,
     data: Annotated[Path | None, typer.Option("--data", help="Sample rows: .jsonl, .json or .parquet.")] = None,
     row: Annotated[list[str] | None, typer.Option("--row", help="A row as JSON; may be repeated.")] = None,
-    function: Annotated[str, typer.Option("--function", help="Name of the function.")] = PythonReward.model_fields[
-        "function"
-    ].default,
+    function: Annotated[
+        str | None,
+        typer.Option("--function", help=f"Name of the function (default: {DEFAULT_FUNCTION}, or all of the job's)."),
+    ] = None,
     job: Annotated[
-        str | None, typer.Option("--job", help="Job file whose column keys and reward.timeoutSeconds hold.")
+        str | None,
+        typer.Option(
+            "--job", help="Job file: its functions where no FILE is given, its columns and timeout in any case."
+        ),
     ] = None,
     count: Annotated[int, typer.Option("-n", min=1, help="Rows of --data at most.")] = 20,
     response_key: Annotated[
@@ -82,12 +92,17 @@ def try_command(
         str | None, typer.Option("--python", help="Interpreter to run it with, such as of an environment with torch.")
     ] = None,
 ) -> None:
-    """Score sample rows with a reward function, here, without a cluster or a GPU, called as in training.
+    """Score sample rows with a reward function, or all of a job's, here, without a cluster or a GPU, called as in
+    training.
 
     Rows hold prompt, response, ground truth and more columns. A ground truth stands in for a response that is missing.
-    Exit code 0: every row has a score or None; 1: a row failed; 64: the file holds no usable function.
+    Exit code 0: every row has a score or None; 1: a row failed; 64: a function cannot be loaded.
     """
-    keys, timeout = _settings(job)
+    if file is None and job is None:
+        raise CliError("give a Python file, or --job JOB.yaml to try the job's own functions", 2)
+    spec = read_job(job)[1].spec if job else None
+    keys = RowKeys(spec.data.prompt_key, spec.data.ground_truth_key, spec.data.data_source_key) if spec else RowKeys()
+    timeout = spec.reward.timeout_seconds if spec else float(RewardSpec.model_fields["timeout_seconds"].default)
     keys.response = response_key
     keys.ground_truth = ground_truth_key or keys.ground_truth
     if (data is None) == (not row):
@@ -96,20 +111,56 @@ def try_command(
     if not items:
         raise CliError(f"--data {data} holds no rows")
     sample = reward_rows(items, keys, str(data) if data else "--row")
-    with Trial(file, function, python, timeout) as trial:
-        print_head(file, function, trial.form, sample)
-        results = run(trial, sample.rows)
-    print_results(results, sample.rows, timeout)
-    if any(result.failed for result in results.rows):
+    for note in sample.notes:
+        console.print(Text(f"note: {note}", style="yellow"), soft_wrap=True)
+    failed = False
+    for candidate in _candidates(file, function, spec.reward if spec else None, job):
+        with Trial(candidate.item, candidate.where, python, timeout) as trial:
+            print_head(candidate, trial.form, len(sample.rows))
+            results = run(trial, sample.rows)
+        print_results(results, sample.rows, timeout)
+        failed |= any(result.failed for result in results.rows)
+    if failed:
         raise typer.Exit(1)
 
 
-def _settings(job: str | None) -> tuple[RowKeys, float]:
-    if job is None:
-        return RowKeys(), float(RewardSpec.model_fields["timeout_seconds"].default)
-    spec = read_job(job)[1].spec
-    keys = RowKeys(spec.data.prompt_key, spec.data.ground_truth_key, spec.data.data_source_key)
-    return keys, spec.reward.timeout_seconds
+@dataclass
+class Candidate:
+    """A function to try."""
+
+    item: dict[str, Any]
+    title: str
+    where: str
+    """The file, or the function's name in the job."""
+
+
+def _candidates(file: str | None, name: str | None, reward: RewardSpec | None, job: str | None) -> list[Candidate]:
+    """Raises CliError where there is none by that name, or none that can be called here."""
+    if file is not None:
+        name = name or DEFAULT_FUNCTION
+        return [Candidate(file_item(file, name), f"{name} of {file}", file)]
+    assert reward is not None
+    wanted = [one for one in reward.functions if name in (None, one.name)]
+    if not wanted:
+        names = ", ".join(one.name for one in reward.functions)
+        raise CliError(f"--function {name}: {job} has no such reward function; it has {names}", 2)
+    found = []
+    for one in wanted:
+        if one.http and one.http.token_secret:
+            text = f"{one.name} is not tried: its server wants a token from a Secret, which is read in the pods only"
+            console.print(Text(text, style="yellow"), soft_wrap=True)
+            continue
+        title = f"{one.name} ({_kind(one)}, weight {one.weight:g})"
+        found.append(Candidate(reward_item(one, reward.timeout_seconds), title, f"reward function {one.name}"))
+    if not found:
+        raise CliError(f"no reward function of {job} can be tried here", ExitCode.BAD_SPEC)
+    return found
+
+
+def _kind(function: RewardFunction) -> str:
+    if function.builtin:
+        return f"builtin {function.builtin.rule}"
+    return next(kind for kind in KINDS if getattr(function, kind) is not None)
 
 
 def run(trial: Trial, rows: list[RewardRow]) -> Results:
@@ -144,11 +195,10 @@ def _row_result(answer: Answer, score: float | None, seconds: float | None) -> R
     return RowResult(score, seconds=seconds)
 
 
-def print_head(file: str, function: str, form: str, sample: SampleRows) -> None:
-    count = f"{len(sample.rows)} row{'s' if len(sample.rows) > 1 else ''}"
-    console.print(Text(f"{function} of {file} on {count}; its signature is {_FORMS[form]}"), soft_wrap=True)
-    for note in sample.notes:
-        console.print(Text(f"note: {note}", style="yellow"), soft_wrap=True)
+def print_head(candidate: Candidate, form: str | None, rows: int) -> None:
+    signature = f"; its signature is {_FORMS[form]}" if form else ""
+    text = f"{candidate.title} on {rows} row{'s' if rows > 1 else ''}{signature}"
+    console.print(Text(text), soft_wrap=True)
 
 
 def print_results(results: Results, rows: list[RewardRow], timeout: float) -> None:

@@ -20,6 +20,7 @@ from grpo_trainer.advantages import compute_advantages
 from grpo_trainer.checkpoint import CheckpointError, begin_anew
 from grpo_trainer.checkpoint_files import CheckpointInfo
 from grpo_trainer.data import PromptLoader
+from grpo_trainer.data_mix import MixedLoader
 from grpo_trainer.errors import PeerLostError, UserInputError
 from grpo_trainer.greedy_baseline import add_greedy, split_greedy
 from grpo_trainer.kl_control import KlInReward
@@ -63,7 +64,7 @@ class Controller:
         job: GRPOJob,
         gang: Gang,
         *,
-        loader: PromptLoader,
+        loader: PromptLoader | MixedLoader,
         tokenizer: Any,
         pool: RewardPool,
         server: ProgressServer,
@@ -402,6 +403,7 @@ class Controller:
             gpu_memory=by_rank("gpu"),
             gpu_memory_peak=by_rank("gpu_peak"),
             host_memory=by_rank("host"),
+            overlong_prompts=self._loader.overlong,
             eta_seconds=self._pace.eta_seconds(self._total - step.number),
         )
         print(log_line(report), flush=True)  # bare, so that whoever reads the log finds steps at the lines' beginning

@@ -32,9 +32,14 @@ class PromptLoader:
         self._epoch, self._position = 0, 0
         self._order = self._order_of(0)
 
-    def sample(self) -> Prompt:
+    @property
+    def overlong(self) -> int:
+        """Rows met so far whose prompt is too long."""
+        return self._dataset.overlong
+
+    def samples(self) -> list[Prompt]:
         """The first usable row, for trial calls; moves nothing."""
-        return self._dataset.sample()
+        return [self._dataset.sample()]
 
     def next_batch(self) -> list[Prompt]:
         """The next `trainBatchSize` prompts, cut by the overlong policy."""
@@ -64,17 +69,7 @@ class PromptLoader:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on exactly where `state_dict` was taken. Raises UserInputError where the rows or their order changed."""
-        changed = [
-            f"{key} {state.get(key)!r} then, {value!r} now"
-            for key, value in self._identity().items()
-            if state.get(key) != value
-        ]
-        if changed:
-            raise UserInputError(
-                "DataChanged",
-                f"the checkpoint's data order does not fit {self._dataset.name}: {'; '.join(changed)}. Restore the "
-                "data section and the rows, or start anew with checkpoint.resume: Never",
-            )
+        refuse_other_order(self._dataset.name, state, self._identity())
         self._epoch, self._position = state["epoch"], state["position"]
         self._order = self._order_of(self._epoch)
 
@@ -90,3 +85,16 @@ class PromptLoader:
         if not self._spec.shuffle:
             return self._kept
         return np.random.default_rng([self._spec.seed, epoch]).permutation(self._kept)
+
+
+def refuse_other_order(name: str, state: dict[str, Any], identity: dict[str, Any]) -> None:
+    """Raises UserInputError where a checkpoint's state is that of other rows or another order."""
+    changed = [
+        f"{key} {state.get(key)!r} then, {value!r} now" for key, value in identity.items() if state.get(key) != value
+    ]
+    if changed:
+        raise UserInputError(
+            "DataChanged",
+            f"the checkpoint's data order does not fit {name}: {'; '.join(changed)}. Restore the data section and the "
+            "rows, or start anew with checkpoint.resume: Never",
+        )

@@ -1,14 +1,19 @@
 """Rows of prompts from files, a hub or a generator, behind one face."""
 
 import difflib
-import json
+import logging
 import warnings
+from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Protocol
 
-from grpo_api.spec.model_data import DataSource, HubSource, ReasoningGymSource
+import numpy as np
+
+from grpo_api.spec.model_data import DataSource, HubSource, MixedSource, ReasoningGymSource
+from grpo_trainer.data_files import find_files, open_file
 from grpo_trainer.errors import UserInputError
+
+log = logging.getLogger(__name__)
 
 
 class Rows(Protocol):
@@ -26,8 +31,11 @@ class Rows(Protocol):
     def where(self, index: int) -> str:
         """Where a row stands, for error messages; rows count from 0."""
 
+    def edges(self) -> list[int]:
+        """Positions of the first and last row of each file, or of the whole where there are none."""
 
-def load_rows(source: DataSource, field: str) -> Rows:
+
+def load_rows(source: DataSource | MixedSource, field: str) -> Rows:
     """Open a data source that the spec names at `field`.
 
     Raises UserInputError (`BadData`) where it cannot be read or is empty.
@@ -40,7 +48,7 @@ def load_rows(source: DataSource, field: str) -> Rows:
     elif source.reasoning_gym:
         rows = GymRows(source.reasoning_gym, f"{field}.reasoningGym")
     else:
-        raise UserInputError("BadData", f"{field}: set exactly one of files, hub and reasoningGym")
+        raise UserInputError("BadData", f"{field}: set exactly one of files, hub and reasoningGym (or mix)")
     if len(rows) == 0:
         raise UserInputError("BadData", f"{field}: {rows.name} holds no rows")
     return rows
@@ -49,98 +57,38 @@ def load_rows(source: DataSource, field: str) -> Rows:
 class FileRows:
     """Parquet, CSV, JSON (a list of objects) and JSONL files, one after the other."""
 
-    def __init__(self, files: Sequence[str], field: str) -> None:
-        self._parts = [(file, _read(Path(file), field)) for file in files]
-        self.columns = list(dict.fromkeys(column for _, part in self._parts for column in part.columns))
-        self.name = files[0] if len(files) == 1 else f"{files[0]} and {len(files) - 1} more"
+    def __init__(self, patterns: Sequence[str], field: str) -> None:
+        self._files = find_files(patterns, field)
+        opened = {file: open_file(file, field) for file in dict.fromkeys(self._files)}
+        self._parts = [opened[file] for file in self._files]
+        for file, times in Counter(self._files).items():
+            if times > 1:
+                log.warning("%s names %s %d times: its rows count so often", field, file, times)
+        self._starts = np.cumsum([0, *map(len, self._parts)])
+        self.columns = list(dict.fromkeys(column for part in self._parts for column in part.columns))
+        self.name = patterns[0] if len(patterns) == 1 else f"{patterns[0]} and {len(patterns) - 1} more"
 
     def __len__(self) -> int:
-        return sum(len(part) for _, part in self._parts)
+        return int(self._starts[-1])
 
     def take(self, indices: Sequence[int]) -> list[dict[str, Any]]:
-        wanted: dict[int, list[int]] = {}
-        for index in indices:
-            part, local = self._locate(index)
-            wanted.setdefault(part, []).append(local)
-        read = {(part, i): row for part, local in wanted.items() for i, row in self._parts[part][1].take(local)}
-        return [read[self._locate(index)] for index in indices]
+        wanted = np.asarray(indices, dtype=np.int64)
+        parts = np.searchsorted(self._starts, wanted, side="right") - 1
+        rows: list[dict[str, Any]] = [{}] * len(wanted)
+        for part in np.unique(parts).tolist():
+            places = np.flatnonzero(parts == part)
+            taken = self._parts[part].take((wanted[places] - self._starts[part]).tolist())
+            for place, row in zip(places.tolist(), taken, strict=True):
+                rows[place] = row
+        return rows
 
     def where(self, index: int) -> str:
-        part, local = self._locate(index)
-        return f"row {local} of {self._parts[part][0]}"
+        part = int(np.searchsorted(self._starts, index, side="right")) - 1
+        return f"row {index - self._starts[part]} of {self._files[part]}"
 
-    def _locate(self, index: int) -> tuple[int, int]:
-        for number, (_, part) in enumerate(self._parts):
-            if index < len(part):
-                return number, index
-            index -= len(part)
-        raise IndexError(index)
-
-
-class _Table:
-    """One Arrow table; rows become Python objects only when they are taken."""
-
-    def __init__(self, table: Any) -> None:
-        self._table = table
-        self.columns = list(table.column_names)
-
-    def __len__(self) -> int:
-        return int(self._table.num_rows)
-
-    def take(self, indices: Sequence[int]) -> list[tuple[int, dict[str, Any]]]:
-        return list(zip(indices, self._table.take(list(indices)).to_pylist(), strict=True))
-
-
-class _Objects:
-    """Rows of a JSON file, whose values may differ in type from row to row, which Arrow's own reader refuses."""
-
-    def __init__(self, objects: list[dict[str, Any]]) -> None:
-        self._objects = objects
-        self.columns = list(dict.fromkeys(key for row in objects for key in row))
-
-    def __len__(self) -> int:
-        return len(self._objects)
-
-    def take(self, indices: Sequence[int]) -> list[tuple[int, dict[str, Any]]]:
-        return [(index, self._objects[index]) for index in indices]
-
-
-def _read(file: Path, field: str) -> _Table | _Objects:
-    if not file.is_file():
-        raise UserInputError("BadData", f"{field}: {file} is not there; mount it with template.podOverlay")
-    kind = file.suffix.lower()
-    if kind in (".jsonl", ".ndjson", ".json"):
-        return _Objects(_read_json(file, kind, field))
-    import pyarrow
-    from pyarrow import csv, parquet
-
-    readers = {".parquet": parquet.read_table, ".csv": csv.read_csv}
-    if kind not in readers:
-        raise UserInputError("BadData", f"{field}: {file} must end in .parquet, .jsonl, .json or .csv")
-    try:
-        return _Table(readers[kind](file))
-    except pyarrow.ArrowInvalid as error:
-        raise UserInputError("BadData", f"{field}: {file} is not valid {kind[1:]}: {error}") from error
-
-
-def _read_json(file: Path, kind: str, field: str) -> list[dict[str, Any]]:
-    by_line = kind != ".json"
-    rows = []
-    with file.open(encoding="utf-8") as lines:
-        for number, text in enumerate(lines if by_line else [lines.read()]):
-            if not text.strip():
-                continue
-            try:
-                rows.append(json.loads(text.rstrip()))
-            except json.JSONDecodeError as error:
-                line = number + error.lineno
-                raise UserInputError("BadData", f"{field}: {file}, line {line}: {error.msg}") from error
-    if not by_line:
-        rows = rows[0] if rows else []
-    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        shape = "one object a line" if by_line else "a list of objects"
-        raise UserInputError("BadData", f"{field}: {file} must hold {shape}")
-    return rows
+    def edges(self) -> list[int]:
+        pairs = zip(self._starts[:-1].tolist(), self._starts[1:].tolist(), strict=True)
+        return [edge for start, stop in pairs if start < stop for edge in sorted({start, stop - 1})]
 
 
 class HubRows:
@@ -166,6 +114,9 @@ class HubRows:
 
     def where(self, index: int) -> str:
         return f"row {index} of {self.name}"
+
+    def edges(self) -> list[int]:
+        return sorted({0, len(self) - 1})
 
 
 class GymRows:
@@ -205,3 +156,6 @@ class GymRows:
 
     def where(self, index: int) -> str:
         return f"row {index} of {self.name}"
+
+    def edges(self) -> list[int]:
+        return sorted({0, len(self) - 1})

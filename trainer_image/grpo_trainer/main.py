@@ -81,16 +81,16 @@ def _lead(job: GRPOJob, head: str, server: ProgressServer, metrics: TrainerMetri
     preflight.check_algorithm(spec)
     vocabulary = preflight.check_model(spec)
     tokenizer = preflight.load_tokenizer(spec.model)
-    from grpo_trainer.data import PromptLoader
+    from grpo_trainer.data_mix import make_loader
     from grpo_trainer.rewards.pool import RewardPool
     from grpo_trainer.validation import Validator
 
-    loader = PromptLoader(spec.data, tokenizer)
+    loader = make_loader(spec.data, tokenizer)
     validator = Validator(spec, tokenizer) if spec.data.val else None
     data = [loader, validator] if validator else [loader]
     preflight.check_tokens(spec.model, max(one.largest_token for one in data), vocabulary)
     pool = RewardPool(spec.reward, os.environ.get("GRPO_REWARD_DIR", names.REWARD_DIR))
-    for prompt in [one.sample() for one in data]:
+    for prompt in [prompt for one in data for prompt in one.samples()]:
         sample = "" if prompt.ground_truth is None else str(prompt.ground_truth)
         pool.check(prompt.reward_row(sample, len(tokenizer.encode(sample))))
     log.info("preflight ok: model, tokenizer, data and reward functions")

@@ -67,6 +67,8 @@ class StepReport:
     host_memory: dict[int, int] = field(default_factory=dict)
     """Resident bytes by rank."""
     eta_seconds: float | None = None
+    overlong_prompts: int = 0
+    """Training rows met so far whose prompt is longer than maxPromptLength."""
 
     @property
     def reward_mean(self) -> float | None:
@@ -144,6 +146,7 @@ class TrainerMetrics:
             (names.LAST_STEP_TIMESTAMP, timestamp),
         ):
             self.set(metric, value)
+        self.set(names.OVERLONG, report.overlong_prompts, data="train")
         for function, mean in report.function_means.items():
             self.set(names.REWARD_FUNCTION_MEAN, mean, function=function)
             for cause in CAUSES:  # from 0, as rate() does not see a counter's first value

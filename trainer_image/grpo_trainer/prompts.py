@@ -1,5 +1,6 @@
 """One row of the data as a prompt for the model, and what reward functions get of it."""
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,8 @@ from grpo_api.rewards.rows import MISSING, RewardRow, look_up
 from grpo_api.spec.model_data import DataSpec
 from grpo_trainer.data_sources import Rows
 from grpo_trainer.errors import UserInputError
+
+log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -47,8 +50,9 @@ class Prompt:
 class PromptEncoder:
     """From rows to prompts. Raises UserInputError (`BadData`) with the row and the repair on the first bad row."""
 
-    def __init__(self, spec: DataSpec, tokenizer: Any, rows: Rows) -> None:
-        self._spec, self._tokenizer, self._rows = spec, tokenizer, rows
+    def __init__(self, spec: DataSpec, tokenizer: Any, rows: Rows, own_keys: str | None = None) -> None:
+        """`own_keys` is the source's place in the spec where it may have keys of its own, for messages."""
+        self._spec, self._tokenizer, self._rows, self._own_keys = spec, tokenizer, rows, own_keys
         self._keys = (spec.prompt_key, spec.ground_truth_key, spec.data_source_key)
         defaults = {name: DataSpec.model_fields[name].default for name in ("ground_truth_key", "data_source_key")}
         self._truth_is_optional = self._keys[1] == defaults["ground_truth_key"]
@@ -62,10 +66,16 @@ class PromptEncoder:
             raise UserInputError(
                 "BadData", "data.systemPrompt needs data.applyChatTemplate: true; or put it in promptTemplate"
             )
-        self._refuse_guess(rows.take([0])[0])
+        first = rows.take([0])[0]
+        self._refuse_guess(first)
+        extra = first.get("extra_info")
+        if first.get("tools") or (isinstance(extra, dict) and extra.get("tools_kwargs")):
+            log.warning("%s: its tools are ignored: a response is one text here", rows.name)
 
     def encode(self, indices: Sequence[int]) -> list[Prompt]:
         """Prompts of the rows at these positions, uncut."""
+        if not len(indices):
+            return []
         rows = self._rows.take(indices)
         texts = [self._text(index, row) for index, row in zip(indices, rows, strict=True)]
         # A chat template writes its special tokens out itself.
@@ -77,7 +87,7 @@ class PromptEncoder:
                 text=text,
                 ground_truth=self._ground_truth(index, row),
                 data_source=self._data_source(index, row),
-                extra_info=row.get("extra_info") or {},
+                extra_info=self._extra_info(index, row),
                 columns={key: value for key, value in row.items() if key != self._keys[0]},
                 messages=self._messages(row),
                 index=int(index),
@@ -110,12 +120,28 @@ class PromptEncoder:
                 f"{self._keys[0]} must be a non-empty string or a list of messages with role and content, "
                 f"not {prompt!r:.80}",
             )
+        if any(_has_more_than_text(message["content"]) for message in messages):
+            raise self._bad(
+                index, f"{self._keys[0]} has parts that are no text: images, video and audio have no model here"
+            )
         if self._spec.system_prompt:
             messages = [{"role": "system", "content": self._spec.system_prompt}, *messages]
         try:
-            return str(self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+            return str(
+                self._tokenizer.apply_chat_template(
+                    messages, tokenize=False, add_generation_prompt=True, **self._spec.chat_template_kwargs
+                )
+            )
         except TemplateError as error:
             raise self._bad(index, f"the chat template refuses its messages: {error}") from error
+
+    def _extra_info(self, index: int, row: dict[str, Any]) -> dict[str, Any]:
+        extra = row.get("extra_info")
+        if extra is not None and not isinstance(extra, dict):
+            raise self._bad(
+                index, f"extra_info must be an object, not {extra!r:.80}: reward functions look keys up in it"
+            )
+        return extra or {}
 
     def _messages(self, row: dict[str, Any]) -> list[dict[str, Any]] | None:
         prompt = look_up(row, self._keys[0])
@@ -147,15 +173,25 @@ class PromptEncoder:
             raise UserInputError(
                 "BadData",
                 f"{self._rows.name} has no {self._keys[1]} (data.groundTruthKey's default); its columns are "
-                f"{', '.join(self._rows.columns)}: set data.groundTruthKey, such as {likely[0]}",
+                f"{', '.join(self._rows.columns)}: set {self._place('groundTruthKey')}, such as {likely[0]}",
             )
 
     def _missing(self, index: int, row: dict[str, Any], field: str, key: str) -> UserInputError:
         return self._bad(
             index,
             f"has no value at {key!r} (data.{field}); its columns are {', '.join(map(str, row))}: "
-            f"set data.{field} to the right one, or repair the row",
+            f"set {self._place(field)} to the right one, or repair the row",
         )
+
+    def _place(self, field: str) -> str:
+        """Where the spec takes a key of these rows."""
+        return f"{self._own_keys}.{field}" if self._own_keys and field != "dataSourceKey" else f"data.{field}"
 
     def _bad(self, index: int, text: str) -> UserInputError:
         return UserInputError("BadData", f"{self._rows.where(int(index))}: {text}")
+
+
+def _has_more_than_text(content: Any) -> bool:
+    return isinstance(content, list) and any(
+        isinstance(part, dict) and part.get("type", "text") != "text" for part in content
+    )

@@ -15,7 +15,7 @@ from grpo_api import metric_names as names
 from grpo_api.job import GRPOJobSpec
 from grpo_api.rewards.rows import RewardRow
 from grpo_api.status import Progress
-from grpo_trainer.dataset import Dataset
+from grpo_trainer.dataset import open_datasets
 from grpo_trainer.metrics import TrainerMetrics
 from grpo_trainer.progress import ProgressServer, rfc3339
 from grpo_trainer.prompts import Prompt
@@ -29,7 +29,8 @@ log = logging.getLogger(__name__)
 MAX_SOURCES = 64
 """Data sources that get metrics of their own; with more of them all count as one, `all`."""
 _SEED_STEP = 0
-"""The step in the seeds of responses. Steps count from 1, so that no response of the training has the same."""
+"""The step in the seeds of the first dataset's responses, and less by one for each that follows. The training counts
+from 1, so that none of its responses has the same."""
 
 
 class Validator:
@@ -38,17 +39,18 @@ class Validator:
     def __init__(self, spec: GRPOJobSpec, tokenizer: Any) -> None:
         assert spec.data.val is not None
         self._spec, self._tokenizer = spec, tokenizer
-        self._dataset = Dataset(spec.data, spec.data.val, tokenizer, "data.val")
-        self.largest_token = self._dataset.largest_token
-        kept = self._dataset.kept.tolist()
-        count = min(len(kept), spec.data.val_max_samples or len(kept))
-        self._indices = [kept[place * len(kept) // count] for place in range(count)]
+        self._datasets = open_datasets(spec.data, spec.data.val, tokenizer, "data.val")
+        self.largest_token = max(dataset.largest_token for dataset in self._datasets)
+        rows = [(number, index) for number, dataset in enumerate(self._datasets) for index in dataset.kept.tolist()]
+        count = min(len(rows), spec.data.val_max_samples or len(rows))
+        self._rows = [rows[place * len(rows) // count] for place in range(count)]
+        """Dataset and position of each row that is taken."""
         kwargs = spec.rollout.val_kwargs
         self._n, self._sampling = kwargs.n, Sampling(kwargs.temperature, kwargs.top_p, kwargs.top_k)
 
-    def sample(self) -> Prompt:
-        """The first usable row, for trial calls."""
-        return self._dataset.sample()
+    def samples(self) -> list[Prompt]:
+        """The first usable row of each dataset, for trial calls."""
+        return [dataset.sample() for dataset in self._datasets]
 
     def is_due(self, step: int, total_steps: int) -> bool:
         """Whether the policy after that many steps is validated."""
@@ -97,9 +99,9 @@ class Validator:
         cut: list[bool] = []
         errors: Counter[tuple[str, str]] = Counter()
         size = self._spec.data.val_batch_size
-        for start in range(0, len(self._indices), size):
-            prompts = self._dataset.prompts(self._indices[start : start + size])
-            responses = generate(self._requests(prompts))
+        for start in range(0, len(self._rows), size):
+            prompts, steps = self._prompts(self._rows[start : start + size])
+            responses = generate(self._requests(prompts, steps))
             texts = [self._tokenizer.decode(one.token_ids, skip_special_tokens=True) for one in responses]
             rows = [
                 prompts[one.group].reward_row(text, len(one.token_ids))
@@ -129,21 +131,25 @@ class Validator:
             },
             response_length=fmean(lengths) if lengths else 0.0,
             truncated=fmean(cut) if cut else 0.0,
+            overlong_prompts=sum(dataset.overlong for dataset in self._datasets),
             errors=errors,
         )
 
-    def _requests(self, prompts: list[Prompt]) -> list[Request]:
+    def _prompts(self, rows: list[tuple[int, int]]) -> tuple[list[Prompt], list[int]]:
+        """Prompts, and the step that the seeds of each one's responses are of."""
+        prompts: list[Prompt] = []
+        steps: list[int] = []
+        for number, dataset in enumerate(self._datasets):
+            prompts += dataset.prompts([index for one, index in rows if one == number])
+            steps += [_SEED_STEP - number] * (len(prompts) - len(steps))
+        return prompts, steps
+
+    def _requests(self, prompts: list[Prompt], steps: list[int]) -> list[Request]:
         """By prompt, then number. A seed is that of the row, whatever the batches' size."""
         seed = self._spec.rollout.seed
         return [
-            Request(
-                prompt.prompt_ids,
-                group,
-                number,
-                request_seed(seed, _SEED_STEP, prompt.index, number),
-                self._sampling,
-            )
-            for group, prompt in enumerate(prompts)
+            Request(prompt.prompt_ids, group, number, request_seed(seed, step, prompt.index, number), self._sampling)
+            for group, (prompt, step) in enumerate(zip(prompts, steps, strict=True))
             for number in range(self._n)
         ]
 

@@ -26,6 +26,8 @@ class ValidationReport:
     """Mean tokens a response."""
     truncated: float
     """Share of responses cut at `data.maxResponseLength`, 0 to 1."""
+    overlong_prompts: int = 0
+    """Validation rows whose prompt is longer than maxPromptLength."""
     errors: Counter[tuple[str, str]] = field(default_factory=Counter)
     """Failed samples by (function, cause); they are in no statistic."""
 
@@ -69,6 +71,7 @@ def log_lines(report: ValidationReport) -> list[str]:
 def record(report: ValidationReport, metrics: TrainerMetrics) -> None:
     """Takes a validation over into /metrics."""
     metrics.set(names.VAL_STEP, report.step)
+    metrics.set(names.OVERLONG, report.overlong_prompts, data="val")
     metrics.set(names.PHASE_DURATION, report.seconds, phase="validation")
     metrics.add(names.PHASE_SECONDS, report.seconds, phase="validation")
     for (function, cause), count in report.errors.items():

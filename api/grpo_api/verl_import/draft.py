@@ -18,6 +18,7 @@ from grpo_api.verl_import.not_carried import known_names, reason_for
 
 KL_COEF = ACTOR + "kl_loss_coef"
 ENGINE_KWARGS = ROLLOUT + "engine_kwargs.vllm."
+TEMPLATE_KWARGS = "data.apply_chat_template_kwargs."
 _WORDS = {"yes": True, "on": True, "no": False, "off": False}  # YAML 1.1's, which verl's reader takes as bool
 MISSING = "???"
 """OmegaConf's mark of a value that is still to be given."""
@@ -68,7 +69,7 @@ class Draft:
             value = resolve(key, setting.value, self._lookup, self.env)
             self.settings[key] = replace(setting, value=None if value == MISSING else value)
         except (Unresolved, ValueError) as error:
-            if key in CARRIED or key.startswith(ENGINE_KWARGS):
+            if key in CARRIED or key.startswith((ENGINE_KWARGS, TEMPLATE_KWARGS)):
                 self.fault(setting, str(error))
                 self.unresolved.add(key)
             self.settings[key] = setting

@@ -42,7 +42,7 @@ _MEMORY = "memory and speed only; the trainer decides"
 _PROFILER = "no profiler in this API"
 _TEXT_ONLY = "text only"
 _NO_CRITIC = "no critic in this API yet"
-_REWARD_MODEL = "no reward model in this API yet"
+_REWARD_MODEL = "of verl's server for reward models; a classifier runs on the head pod's CPU here"
 
 
 def _many(
@@ -191,15 +191,15 @@ NOT_CARRIED: tuple[NotCarried, ...] = (
     NotCarried("critic.enable", "off here, too", (False,), f"{_NO_CRITIC}: the group's mean is the baseline"),
     NotCarried("critic.*", f"{_NO_CRITIC}: the group's mean is the baseline"),
     NotCarried("use_critic", "off here, too", (False,), f"{_NO_CRITIC}: the group's mean is the baseline"),
-    NotCarried("use_rm", "off here, too", (False,), f"{_REWARD_MODEL}: reward.functions score the responses"),
+    NotCarried("use_rm", "verl makes it from reward_model.enable"),
     NotCarried(
         "use_reference_policy", "the reference is loaded where a KL is in the loss or in the reward, and only there"
     ),
-    *_many(
-        "reward_model.enable reward.reward_model.enable",
+    NotCarried(
+        "reward_model.model.trust_remote_code",
         "off here, too",
         (False,),
-        f"{_REWARD_MODEL}: reward.functions score the responses",
+        "code that comes with a classifier is not run",
     ),
     *_many(
         "reward_model.reward_manager reward.reward_manager.name reward_manager.name",
@@ -242,12 +242,6 @@ NOT_CARRIED: tuple[NotCarried, ...] = (
     ),
     *_many("data.custom_cls.* data.sampler.* data.datagen.*", "no custom data classes in this API yet"),
     *_many("data.tool_config_path data.function_tool_path", "no tools in this API yet"),
-    NotCarried(
-        "data.apply_chat_template_kwargs.*",
-        "none given",
-        (),
-        "not given to the chat template; put a template that has them built in into model.chatTemplate",
-    ),
     # trainer
     NotCarried("trainer.critic_warmup", "0 here, too", (0,), f"{_NO_CRITIC}: the actor is updated from the first step"),
     *_many(

@@ -5,7 +5,7 @@ from typing import get_args
 
 from grpo_api.names import MAX_JOB_NAME_LENGTH
 from grpo_api.spec.training import AdvEstimator, RolloutRs, RolloutSpec
-from grpo_api.verl_import.draft import ENGINE_KWARGS, KL_COEF, Draft
+from grpo_api.verl_import.draft import ENGINE_KWARGS, KL_COEF, TEMPLATE_KWARGS, Draft
 from grpo_api.verl_import.keys import ACTOR, CARRIED, KL_TYPES, LOSS_MODES, MODEL, REF, ROLLOUT, ROLLOUT_CORRECTION
 
 DEFAULT_MODEL = "deepseek-ai/deepseek-llm-7b-chat"
@@ -40,8 +40,15 @@ def job_name(draft: Draft, name: str | None) -> str:
 
 
 def model_and_data(draft: Draft) -> None:
-    _paths(draft, MODEL + "path", "model.path", DEFAULT_MODEL, "verl's default is a copy of this one")
-    _paths(draft, "data.train_files", "data.train.files", [DEFAULT_FILES], f"{DEFAULT_FILES} is no file")
+    put_paths(draft, MODEL + "path", "model.path", DEFAULT_MODEL, "verl's default is a copy of this one")
+    put_paths(draft, "data.train_files", "data.train.files", [DEFAULT_FILES], f"{DEFAULT_FILES} is no file")
+    for key, setting in draft.settings.items():
+        if key.startswith(TEMPLATE_KWARGS) and not setting.deleted and setting.value is not None:
+            path = "data.chatTemplateKwargs." + key.removeprefix(TEMPLATE_KWARGS)
+            draft.set(path, setting.value)
+            draft.carry(key, path)
+        elif f"{key}.".startswith(TEMPLATE_KWARGS):
+            draft.leave(key, "not set; the template's own defaults")
     _validation(draft)
     files = [*(draft.get("data.train.files") or []), *(draft.get("data.val.files") or [])]
     named = [draft.get("model.path"), *files]
@@ -91,7 +98,7 @@ def _validation(draft: Draft) -> None:
         for key in (*keys, *(f"{ROLLOUT}val_kwargs.{name}" for name in sampling)):
             draft.leave(key, "no data.val_files given, so nothing is validated")
         return
-    _paths(draft, "data.val_files", "data.val.files", [], "")
+    put_paths(draft, "data.val_files", "data.val.files", [], "")
     draft.put("trainer.testFreq", draft.value(keys[0]), keys[0])
     draft.put("trainer.valBeforeTrain", draft.value(keys[1]), keys[1])
     count = draft.value(keys[2])
@@ -106,7 +113,7 @@ def _validation(draft: Draft) -> None:
         draft.put("rollout.valKwargs.n", draft.value(key), key)
 
 
-def _paths(draft: Draft, key: str, path: str, default: str | list[str], default_text: str) -> None:
+def put_paths(draft: Draft, key: str, path: str, default: str | list[str], default_text: str) -> None:
     """A path or several; a placeholder where the input gives none, or a script's variable in it is not known."""
     setting = draft.given(key)
     if setting is None:
@@ -126,7 +133,10 @@ def _paths(draft: Draft, key: str, path: str, default: str | list[str], default_
     far = [item for item in paths if item.startswith(("hdfs://", "s3://", "gs://"))]
     if far:
         draft.report.placeholders.append((f"spec.{path}", f"{', '.join(far)}: no path in the pods; put it on a volume"))
-    draft.put(path, paths if isinstance(default, list) else paths[0], key, "a placeholder" if unknown else "")
+    note = "a placeholder" if unknown else ""
+    if len(paths) > 1 and path == "data.train.files":
+        note = note or f"{len(paths)} files, one after the other, as in verl; data.train.mix would mix them by weight"
+    draft.put(path, paths if isinstance(default, list) else paths[0], key, note)
 
 
 def _home(draft: Draft, path: str) -> str:

@@ -191,10 +191,10 @@ _add("quantity-fraction", {"template.resources": {"requests": {"cpu": 0.5}}}, "s
 
 # One of several
 _add("two-sources", {"data.train": {"files": ["/a.jsonl"], "hub": {"path": "a/b"}}}, "spec.data.train",
-     '["files", "hub"]', "exactly one of files, hub and reasoningGym", "keep one",
-     admission=("exactly one of files, hub and reasoningGym",))
+     '["files", "hub"]', "exactly one of files, hub, reasoningGym and mix", "keep one",
+     admission=("exactly one of files, hub, reasoningGym and mix",))
 _add("no-source", {"data.train": {}}, "spec.data.train", "none is set", "such as files",
-     admission=("exactly one of files, hub and reasoningGym",))
+     admission=("exactly one of files, hub, reasoningGym and mix",))
 _add("steps-and-epochs", {"trainer.totalEpochs": 1}, "spec.trainer", "totalSteps and totalEpochs are set", "keep one",
      admission=("exactly one of totalSteps and totalEpochs",))
 _add("no-length", {"trainer.totalSteps": REMOVE}, "spec.trainer", "none is set", "such as totalSteps: 100",
@@ -236,12 +236,32 @@ _add("val-on-training-rows", {"data.val": {"reasoningGym": {"task": "chain_sum",
      "spec.data.val.reasoningGym.seed", "1", "training rows", "set another seed",
      admission=("data.val.reasoningGym.seed (1)", "set another seed"))
 _add("val-two-sources", {"data.val": {"files": ["/a.jsonl"], "hub": {"path": "a/b"}}}, "spec.data.val",
-     '["files", "hub"]', "exactly one of files, hub and reasoningGym", "keep one",
-     admission=("exactly one of files, hub and reasoningGym",))
+     '["files", "hub"]', "exactly one of files, hub, reasoningGym and mix", "keep one",
+     admission=("exactly one of files, hub, reasoningGym and mix",))
 _add("val-equal-responses", {"rollout.valKwargs": {"n": 4}}, "spec.rollout.valKwargs.n", "4",
      "set rollout.valKwargs.temperature, or n: 1", admission=("need a temperature above 0",))
 _add("val-top-p", {"rollout.valKwargs": {"topP": 0}}, "spec.rollout.valKwargs.topP", "0",
      admission=("greater than 0",))
+_add("mix-two-sources", {"data.train": {"mix": [{"files": ["/a.jsonl"], "hub": {"path": "a/b"}}]}},
+     "spec.data.train.mix[0]", '["files", "hub"]', "exactly one of files, hub and reasoningGym", "keep one",
+     admission=("exactly one of files, hub and reasoningGym",))
+_add("mix-beside-files", {"data.train": {"files": ["/a.jsonl"], "mix": [{"hub": {"path": "a/b"}}]}},
+     "spec.data.train", '["files", "mix"]', "exactly one of files, hub, reasoningGym and mix", "keep one",
+     admission=("exactly one of files, hub, reasoningGym and mix",))
+_add("mix-of-none", {"data.train": {"mix": []}}, "spec.data.train.mix", "[]", "add an entry",
+     admission=("at least 1 items",))
+_add("mix-weight", {"data.train": {"mix": [{"files": ["/a.jsonl"], "weight": 0}]}}, "spec.data.train.mix[0].weight",
+     "0", "more than 0", admission=("greater than 0",))
+_add("val-mix-weights", {"data.val": {"mix": [{"files": ["/a.jsonl"], "weight": 2}]}}, "spec.data.val.mix", "[2.0]",
+     "validation takes all rows of each dataset", "remove", admission=("validation takes all rows", "remove"))
+_later("mix-few-rows", {"data.train": {"mix": [{"reasoningGym": {"task": "chain_sum", "size": 4}},
+                                              {"reasoningGym": {"task": "gcd", "size": 3}}]}},
+       "spec.data.train.mix", "[4, 3]", "7 rows together", "trainBatchSize is 8", "raise the sizes")
+_later("val-mix-on-training-rows", {"data.val": {"mix": [{"files": ["/a.jsonl"]},
+                                                        {"reasoningGym": {"task": "chain_sum", "size": 4}}]}},
+       "spec.data.val.mix[1].reasoningGym.seed", "1", "training rows", "set another seed")
+_later("template-argument", {"data.chatTemplateKwargs": {"tokenize": False}}, "spec.data.chatTemplateKwargs",
+       '["tokenize"]', "set by the trainer", "remove them")
 _add("few-rows", {"data.train": {"reasoningGym": {"task": "chain_sum", "size": 4}}},
      "spec.data.train.reasoningGym.size", "4", "trainBatchSize is 8", "raise the one or lower the other",
      admission=("(4 rows)", "trainBatchSize is 8"))

@@ -25,6 +25,7 @@ READERS = [
     # What the operator or the trainer calls to have a field's meaning:
     ROOT / "api" / "grpo_api" / "batch_plan.py",
     ROOT / "api" / "grpo_api" / "job.py",
+    ROOT / "api" / "grpo_api" / "reward_items.py",
 ]
 PASSED_WHOLE = {
     "EnvVar.value": "children/pods.py dumps each entry of template.env into the container",

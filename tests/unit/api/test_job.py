@@ -74,7 +74,10 @@ def test_reward_function_must_be_defined(raw):
     [
         (lambda spec: spec["trainer"].update(totalEpochs=1), "exactly one of totalSteps and totalEpochs"),
         (lambda spec: spec["trainer"].pop("totalSteps"), "exactly one of totalSteps and totalEpochs"),
-        (lambda spec: spec["data"]["train"].update(files=["/a.jsonl"]), "exactly one of files, hub and reasoningGym"),
+        (
+            lambda spec: spec["data"]["train"].update(files=["/a.jsonl"]),
+            "exactly one of files, hub, reasoningGym and mix",
+        ),
         (lambda spec: spec["checkpoint"].update(claimName="c"), "at most one of claimName and claimTemplate"),
         (
             lambda spec: spec["actor"].update(ppoMicroBatchSizePerGpu=8, ppoMaxTokenLenPerGpu=4096),

@@ -155,6 +155,8 @@ VALUES = {
     "actor_rollout_ref.model.lora_alpha": ("64", ["actor_rollout_ref.model.lora_rank=8"]),
     "actor_rollout_ref.model.target_modules": ("[q_proj]", ["actor_rollout_ref.model.lora_rank=8"]),
     "reward.custom_reward_function.path": ("nowhere.py", []),
+    "reward.reward_model.model_path": ("org/rm", ["reward_model.enable=true"]),
+    "reward.reward_model.rollout.max_model_len": (77, ["reward_model.enable=true"]),
     "reward.custom_reward_function.name": ("score", ["custom_reward_function.path=nowhere.py"]),
     "trainer.n_gpus_per_node": (4, []),
     "trainer.resume_mode": ("disable", []),
@@ -166,7 +168,7 @@ def test_the_table_names_fields_that_exist():
     def has(model, path):
         head, _, rest = path.partition(".")
         field = next((item for item in model.model_fields.values() if item.alias == head.removesuffix("[0]")), None)
-        if field is None or not rest or head == "engineArgs":
+        if field is None or not rest or head in ("engineArgs", "chatTemplateKwargs"):
             return field is not None
         inner = re.search(r"grpo_api\.[\w.]+", str(field.annotation))
         module, _, name = inner[0].rpartition(".")
@@ -249,11 +251,9 @@ def test_unknown_key_names_the_nearest():
         (f"{ACTOR}.kl_loss_type=full", "low_var_kl is used"),
         ("critic.enable=true", "no critic"),
         ("use_critic=true", "no critic"),
-        ("reward_model.enable=True", "reward.functions score"),
         ("reward_model.reward_manager=remote", "without the manager's own rules"),
         ("trainer.critic_warmup=10", "updated from the first step"),
         ("data.truncation=middle", "Error"),
-        ("+data.apply_chat_template_kwargs.enable_thinking=False", "not given to the chat template"),
         ("trainer.resume_mode=resume_path", "Auto is used"),
     ],
 )

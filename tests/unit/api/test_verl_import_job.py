@@ -64,6 +64,79 @@ def test_sizes_that_do_not_fit_are_faults_in_verls_terms():
     assert "(verl's default)" in faults(base=[*BASE[:4], f"{ROLLOUT}.n=8"])[0]  # train 64, mini 256
 
 
+# Reward models
+
+RM = ("reward_model.enable=True", "reward_model.model.path=/models/rm")
+
+
+def test_a_reward_model_becomes_a_classifier():
+    """As verl 0.9 scores with one: the conversation by the model's chat template, raw output."""
+    spec, report = run(*RM, "data.max_prompt_length=1000", "data.max_response_length=3000")
+    classifier = {"path": "/models/rm", "maxLength": 4000, "input": "chat", "output": "logit"}
+    assert spec["reward"]["functions"] == [{"name": "reward-model", "classifier": classifier}]
+    fields = {item.setting.key: item.path for item in report.carried}
+    assert fields["reward_model.enable"] == "spec.reward.functions[0].classifier"
+    assert fields["reward_model.model.path"] == "spec.reward.functions[0].classifier.path"
+    assert any("on the head pod's CPU" in note and "reward.functions[0].http" in note for note in report.notes)
+    assert not report.unknown
+
+
+def test_new_names_and_the_length_of_a_reward_model():
+    spec, _ = run(
+        "reward.reward_model.enable=True", "reward.reward_model.model_path=org/rm", "reward_model.max_length=77"
+    )
+    assert spec["reward"]["functions"][0]["classifier"]["path"] == "org/rm"
+    assert spec["reward"]["functions"][0]["classifier"]["maxLength"] == 77
+
+
+def test_a_reward_model_without_a_path_is_a_placeholder():
+    spec, report = run("reward_model.enable=True")
+    assert spec["reward"]["functions"][0]["classifier"]["path"] == "/REPLACE-ME/reward-model"
+    assert ("spec.reward.functions[0].classifier.path", "the input names none; verl needs one, too") in (
+        report.placeholders
+    )
+
+
+def test_a_reward_model_beside_a_function_is_refused():
+    """verl gives the function the address of the model's server."""
+    (fault,) = faults(*RM, "custom_reward_function.path=/a.py")
+    assert "serve the model" in fault
+    assert "add reward_model.enable=False" in fault
+    spec, report = run(*RM, "custom_reward_function.path=/a.py", "reward_model.enable=False")
+    assert "module" in spec["reward"]["functions"][0]
+    assert left(report, "reward_model.model.path") == ("not_applicable", "no reward model: enable is false")
+
+
+def test_what_a_reward_model_does_not_carry():
+    _, report = run(*RM, "reward_model.model.trust_remote_code=True", "reward_model.micro_batch_size_per_gpu=4")
+    assert left(report, "reward_model.model.trust_remote_code")[0] == "changed"
+    assert left(report, "reward_model.micro_batch_size_per_gpu")[0] == "not_applicable"
+
+
+# Data
+
+
+def test_several_files_are_read_one_after_the_other():
+    """verl concatenates its list of files; so does `data.train.files`, in the list's order, repeats too."""
+    files = ["/data/a.parquet", "/data/b.parquet", "/data/a.parquet"]
+    spec, report = run(f"data.train_files={files}")
+    assert spec["data"]["train"] == {"files": files}
+    (carried,) = (item for item in report.carried if item.setting.key == "data.train_files")
+    assert (carried.path, carried.note) == (
+        "spec.data.train.files",
+        "3 files, one after the other, as in verl; data.train.mix would mix them by weight",
+    )
+    assert run("data.train_files=/data/a.parquet")[1].carried[0].note == ""
+
+
+def test_arguments_of_the_chat_template():
+    key = "data.apply_chat_template_kwargs."
+    spec, report = run(f"+{key}enable_thinking=False", f"+{key}style.tone=short")
+    assert spec["data"]["chatTemplateKwargs"] == {"enable_thinking": False, "style": {"tone": "short"}}
+    assert {item.path for item in report.carried} >= {"spec.data.chatTemplateKwargs.enable_thinking"}
+    assert any("set by the trainer" in fault for fault in faults(f"+{key}tokenize=True"))
+
+
 # Schedule and checkpoints
 
 

@@ -45,6 +45,84 @@ def attempt(tmp_path, monkeypatch):
     return run
 
 
+@pytest.fixture
+def attempt_job(tmp_path, monkeypatch):
+    """Runs the command on the functions of a job; returns exit code and text."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(functions: list[dict], *arguments: str) -> tuple[int, str]:
+        (tmp_path / "job.yaml").write_text(
+            JOB.replace("[{name: correct, builtin: {rule: numeric}}]", json.dumps(functions))
+        )
+        row = json.dumps({"question": "3 + 4", "final": {"answer": "7"}, "response": "It is 7"})
+        arguments = ("reward", "try", "--job", "job.yaml", "--row", row, *arguments)
+        result = CliRunner().invoke(app, list(arguments), env={"COLUMNS": "200"})
+        if isinstance(result.exception, CliError):
+            return int(result.exception.exit_code), str(result.exception)
+        assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+        return result.exit_code, result.output
+
+    return run
+
+
+BUILTIN = {"name": "right", "builtin": {"rule": "numeric"}, "weight": 2}
+INLINE = {
+    "name": "short",
+    "python": {"source": "def compute_score(batch):\n    return [0.25] * len(batch['response'])\n"},
+}
+NUMBERS = "def has(solution_str, digit):\n    return float(digit in solution_str) / 2\n"
+
+
+def module(tmp_path, path: str = "rules.numbers:has") -> dict:
+    (tmp_path / "volume" / "rules").mkdir(parents=True, exist_ok=True)
+    (tmp_path / "volume" / "rules" / "numbers.py").write_text(NUMBERS)
+    module = {"path": path, "directory": str(tmp_path / "volume"), "params": {"digit": "7"}}
+    return {"name": "digit", "module": module}
+
+
+def test_all_functions_of_a_job(attempt_job, tmp_path):
+    """A builtin rule, an inline function of all rows and one of a module, each by its own head and scores."""
+    secret = {
+        "name": "server",
+        "http": {"url": "http://a/b", "timeoutSeconds": 0.5, "tokenSecret": {"name": "s", "key": "k"}},
+    }
+    code, text = attempt_job([BUILTIN, INLINE, module(tmp_path), secret])
+    assert code == 0, text
+    heads = [line for line in text.splitlines() if " on 1 row" in line]
+    assert heads[0] == "right (builtin numeric, weight 2) on 1 row"
+    assert heads[1].startswith("short (python, weight 1) on 1 row; its signature is (batch)")
+    assert heads[2].startswith("digit (module, weight 1) on 1 row; its signature is verl's")
+    means = [line.split("mean ")[1].split(",")[0] for line in text.splitlines() if "1 of 1 rows scored" in line]
+    assert means == ["1", "0.25", "0.5"]
+    assert "server is not tried: its server wants a token from a Secret" in text
+
+
+def test_one_function_of_a_job(attempt_job):
+    code, text = attempt_job([BUILTIN, INLINE], "--function", "short")
+    assert (code, "right (" in text, "short (" in text) == (0, False, True)
+    assert attempt_job([BUILTIN, INLINE], "--function", "long") == (
+        2,
+        "--function long: job.yaml has no such reward function; it has right, short",
+    )
+
+
+def test_functions_of_a_job_that_cannot_be_loaded(attempt_job, tmp_path):
+    code, text = attempt_job([module(tmp_path, "rules.letters:has")])
+    assert code == 1
+    assert "reward function digit: " in text
+    assert "letters" in text
+    code, text = attempt_job([module(tmp_path, "rules.numbers:had")])
+    assert code == 64
+    assert "had" in text
+
+
+def test_a_row_that_fails_in_one_of_a_jobs_functions_fails_the_command(attempt_job):
+    code, text = attempt_job([{"name": "bad", "python": {"source": f"{VERL}    return 1 / 0\n"}}, BUILTIN])
+    assert code == 1
+    assert "ZeroDivisionError" in text
+    assert "right (builtin numeric, weight 2)" in text
+
+
 def test_verl_on_rows_of_its_own_shape(attempt):
     source = f"{VERL}    assert (extra_info, data_source) == ({{'split': 'train'}}, 'gsm8k')\n"
     source += "    return solution_str == ground_truth\n"

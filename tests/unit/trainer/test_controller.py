@@ -70,7 +70,7 @@ class FakeGang:
 
 
 class Prompts:
-    steps_per_epoch = 4
+    steps_per_epoch, overlong = 4, 0
 
     def next_batch(self) -> list[Prompt]:
         return [Prompt([1], "", "", "", {}, {}, None, index) for index in range(3)]

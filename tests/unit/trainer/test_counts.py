@@ -47,7 +47,7 @@ def step_of(job: GRPOJob, server: ProgressServer) -> RecordingGang:
     Controller(
         job,
         gang,  # type: ignore[arg-type]
-        loader=SimpleNamespace(steps_per_epoch=1, next_batch=lambda: batch),  # type: ignore[arg-type]
+        loader=SimpleNamespace(steps_per_epoch=1, overlong=0, next_batch=lambda: batch),  # type: ignore[arg-type]
         tokenizer=SimpleNamespace(decode=lambda ids, skip_special_tokens: "x"),
         pool=SimpleNamespace(score=lambda rows: RewardResult([1.0] * len(rows), {})),  # type: ignore[arg-type]
         server=server,

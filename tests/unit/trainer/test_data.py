@@ -82,7 +82,7 @@ def test_the_greatest_token_is_known(loader_of, tokenizer):
 
 
 def test_prompt_ids_are_those_of_the_chat_template(loader_of, tokenizer):
-    prompt = loader_of([verl_row(1)], train_batch_size=1, system_prompt="Be brief.").sample()
+    prompt = loader_of([verl_row(1)], train_batch_size=1, system_prompt="Be brief.").samples()[0]
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Say 1"}]
     wanted = tokenizer.apply_chat_template(messages, add_generation_prompt=True)
     assert prompt.prompt_ids == list(wanted["input_ids"])
@@ -97,12 +97,12 @@ def test_string_prompts_and_template(loader_of):
         "prompt_template": "Do {prompt} now",
         "train_batch_size": 1,
     }
-    prompt = loader_of(rows, **spec).sample()
+    prompt = loader_of(rows, **spec).samples()[0]
     assert prompt.messages is None
     assert prompt.text == "<user> Do 7 - {x} now <assistant>"
     assert prompt.ground_truth == -2
     assert prompt.data_source.endswith("rows.jsonl")
-    assert loader_of(rows, **spec, apply_chat_template=False).sample().text == "Do 7 - {x} now"
+    assert loader_of(rows, **spec, apply_chat_template=False).samples()[0].text == "Do 7 - {x} now"
 
 
 @pytest.mark.parametrize("kind", ["parquet", "csv", "json"])
@@ -154,7 +154,7 @@ def gym_spec(task: str = "chain_sum", **params: object) -> DataSpec:
 
 def test_reasoning_gym(tokenizer):
     spec = gym_spec(min_terms=2, max_terms=2, min_digits=1, max_digits=1)
-    prompt = PromptLoader(spec, tokenizer).sample()
+    prompt = PromptLoader(spec, tokenizer).samples()[0]
     assert prompt.data_source == "reasoning_gym/chain_sum"
     assert prompt.extra_info["num_terms"] == 2
     assert prompt.text.startswith("<user> State the final answer")
@@ -244,7 +244,7 @@ def test_a_tokenizer_without_chat_template(tmp_path, tokenizer):
 
 
 def test_rows_without_ground_truth_serve_rewards_that_need_none(loader_of):
-    assert loader_of([{"prompt": "a"}, {"prompt": "b"}]).sample().ground_truth is None
+    assert loader_of([{"prompt": "a"}, {"prompt": "b"}]).samples()[0].ground_truth is None
 
 
 def test_overlong_policies(loader_of, tokenizer):
@@ -270,6 +270,82 @@ def test_overlong_rows_after_the_preflight(loader_of, monkeypatch):
     strict.next_batch()
     with pytest.raises(UserInputError, match="row 2 of"):
         strict.next_batch()
+
+
+@pytest.mark.parametrize(
+    ("second", "message"),
+    [
+        ('{"prompt": "c"}\n{"prompt": "d", "tru', "b.jsonl, line 2: Unterminated string"),
+        (
+            '{"question": "c", "truth": 3}\n{"prompt": "d", "truth": 4}\n',
+            "row 0 of .*b.jsonl: has no value at 'prompt'",
+        ),
+        (
+            '{"prompt": "c"}\n',
+            "row 0 of .*b.jsonl: has no value at 'truth' .data.groundTruthKey.; its columns are prompt",
+        ),
+    ],
+)
+@pytest.mark.parametrize("checked", [200_000, 1])
+def test_a_later_file_that_is_cut_off_or_lacks_a_column(tmp_path, tokenizer, monkeypatch, second, message, checked):
+    """Before training, also where the rows are too many for all to be checked."""
+    monkeypatch.setattr("grpo_trainer.dataset.PREFLIGHT_ROWS", checked)
+    (tmp_path / "a.jsonl").write_text('{"prompt": "a", "truth": 1}\n{"prompt": "b", "truth": 2}\n')
+    (tmp_path / "b.jsonl").write_text(second)
+    with pytest.raises(UserInputError, match=message):
+        PromptLoader(data_spec([str(tmp_path / "*.jsonl")], ground_truth_key="truth"), tokenizer)
+
+
+def test_arguments_of_the_chat_template(loader_of, tokenizer, monkeypatch):
+    monkeypatch.setattr(tokenizer, "chat_template", "{% if loud %}LOUD {% endif %}" + TEMPLATE)
+    spec = {"train_batch_size": 1}
+    assert loader_of([verl_row(1)], **spec).samples()[0].text == "<user> Say 1 <assistant>"
+    loud = loader_of([verl_row(1)], **spec, chat_template_kwargs={"loud": True}).samples()[0]
+    assert loud.text == "LOUD <user> Say 1 <assistant>"
+    assert tokenizer.decode(loud.prompt_ids) == loud.text
+
+
+@pytest.mark.parametrize(
+    ("more", "warned"),
+    [
+        ({}, False),
+        ({"tools": [{"type": "function"}]}, True),
+        ({"extra_info": {"tools_kwargs": {"calc": {}}}}, True),
+        ({"tools": []}, False),
+    ],
+)
+def test_tools_are_ignored_with_a_warning(loader_of, caplog, more, warned):
+    prompt = loader_of([verl_row(1) | more], train_batch_size=1).samples()[0]
+    assert prompt.text == "<user> Say 1 <assistant>"
+    assert ("its tools are ignored" in caplog.text) == warned
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"extra_info": "x"}, "row 0 of .*extra_info must be an object, not 'x'"),
+        (
+            {"prompt": [{"role": "user", "content": [{"type": "image", "image": "a"}]}]},
+            "row 0 of .*parts that are no text",
+        ),
+    ],
+)
+def test_rows_of_other_kinds(loader_of, change, message):
+    with pytest.raises(UserInputError, match=message):
+        loader_of([verl_row(1) | change], train_batch_size=1)
+
+
+def test_overlong_rows_are_counted_once(loader_of, monkeypatch):
+    rows = [verl_row(number) for number in (1, 111111, 2, 222222)]
+    spec = {"max_prompt_length": 25, "overlong_prompts": "TruncateLeft", "train_batch_size": 2}
+    assert loader_of(rows, **spec).overlong == 2
+    monkeypatch.setattr("grpo_trainer.dataset.PREFLIGHT_ROWS", 1)
+    loader = loader_of(rows, **spec, shuffle=False)
+    counts = [loader.overlong]
+    for _ in range(4):
+        loader.next_batch()
+        counts.append(loader.overlong)
+    assert counts == [1, 2, 2, 2, 2]  # the last row at once, as the file's end; no row again in a later epoch
 
 
 def test_rows_that_never_make_a_batch_end_the_job(loader_of, monkeypatch):

@@ -13,11 +13,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from grpo_api.reward_items import reward_item
 from grpo_api.rewards.rows import RewardRow
 from grpo_api.spec.reward import ClassifierReward, RewardFunction, RewardSpec
 from grpo_trainer.errors import UserInputError
 from grpo_trainer.rewards.classifier import Classifier
-from grpo_trainer.rewards.pool import RewardPool, _classifier
+from grpo_trainer.rewards.pool import RewardPool
 
 
 def row(completion: str, ground_truth: Any = "7", **columns: Any) -> RewardRow:
@@ -332,7 +333,7 @@ def logits(path: Path, *texts: str, special: bool = True) -> list[float]:
 def classifier(path: Path | str, **more: Any) -> Classifier:
     """As its process makes it."""
     spec = ClassifierReward.model_validate({"path": str(path)} | more)
-    return Classifier(**_classifier(spec))
+    return Classifier(**reward_item(RewardFunction(name="fn", classifier=spec), 1.0)["classifier"])
 
 
 def test_classifier_in_the_pool(pool_of, classifiers):

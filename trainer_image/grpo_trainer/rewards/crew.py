@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 from typing import Any
 
+from grpo_api.names import REWARD_WORKER
 from grpo_api.rewards.process import (
     LOAD_TIMEOUT,
     WHERE_TIMEOUT,
@@ -67,7 +68,7 @@ class _Worker(RewardProcess):
 
     def __init__(self, lane: Lane) -> None:
         path = os.pathsep.join(entry for entry in sys.path if entry)
-        command = [sys.executable, "-m", "grpo_trainer.rewards.worker"]
+        command = [sys.executable, "-m", REWARD_WORKER]
         self.lane = lane
         self.task: Task | None = None
         self.began = time.monotonic()

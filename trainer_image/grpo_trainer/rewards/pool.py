@@ -8,9 +8,9 @@ from typing import Any
 
 from grpo_api.names import REWARD_DIR, REWARD_TOKEN_FILE, REWARD_TOKENS_DIR
 from grpo_api.quantity import amount
+from grpo_api.reward_items import reward_item
 from grpo_api.rewards.rows import RewardRow
-from grpo_api.spec.reward import ClassifierReward, HttpReward, RewardFunction, RewardSpec
-from grpo_api.spec.reward_rules import rule_params
+from grpo_api.spec.reward import RewardFunction, RewardSpec
 from grpo_trainer.errors import UserInputError
 from grpo_trainer.rewards.crew import Crew, Lane, Task
 from grpo_trainer.rewards.result import RewardResult, combine
@@ -87,62 +87,29 @@ def _lanes(spec: RewardSpec, source_dir: Path, token_dir: Path) -> list[Lane]:
     memory = int(amount(spec.worker_memory)) if spec.worker_memory is not None else max(_memory() // 4, 2**30)
     shared: list[int] = []
     lanes: list[Lane] = []
+    items = [_item(function, spec.timeout_seconds, source_dir, token_dir) for function in spec.functions]
     for index, function in enumerate(spec.functions):
-        config: dict[str, Any] = {"memory_limit": memory, "functions": [{"name": function.name}]}
+        config: dict[str, Any] = {"memory_limit": memory, "functions": [items[index]]}
         if function.http is not None:
-            config["functions"][0]["http"] = _http(function.http, function.name, spec.timeout_seconds, token_dir)
             lanes.append(Lane([index], function.http.concurrency, config))
         elif function.classifier is not None:
             # Its size is that of the model, which nobody but the user chose.
             config["memory_limit"] = None
-            config["functions"][0]["classifier"] = _classifier(function.classifier)
             lanes.append(Lane([index], 1, config, {"OMP_NUM_THREADS": str(function.classifier.threads)}))
         else:
             shared.append(index)
     if shared:
-        items = [_function_config(spec.functions[index], source_dir) for index in shared]
-        lanes.append(Lane(shared, spec.workers, {"memory_limit": memory, "functions": items}))
+        config = {"memory_limit": memory, "functions": [items[index] for index in shared]}
+        lanes.append(Lane(shared, spec.workers, config))
     return lanes
 
 
-def _http(http: HttpReward, name: str, budget: float, token_dir: Path) -> dict[str, Any]:
-    return {
-        "url": http.url,
-        "batch_size": http.batch_size,
-        "timeout": http.timeout_seconds,
-        "retries": http.retries,
-        "backoff": http.backoff_seconds,
-        "budget": budget,
-        "token_file": str(token_dir / name / REWARD_TOKEN_FILE) if http.token_secret else None,
-    }
-
-
-def _classifier(classifier: ClassifierReward) -> dict[str, Any]:
-    return {
-        "path": classifier.path,
-        "revision": classifier.revision,
-        "label": classifier.label,
-        "output": classifier.output,
-        "input": classifier.input,
-        "max_length": classifier.max_length,
-        "batch_size": classifier.batch_size,
-        "threads": classifier.threads,
-    }
-
-
-def _function_config(function: RewardFunction, source_dir: Path) -> dict[str, Any]:
-    if function.builtin:
-        params = rule_params(function.builtin.rule, function.builtin.params).model_dump()
-        return {"name": function.name, "rule": function.builtin.rule, "params": params}
-    if function.module:
-        module, _, name = function.module.path.partition(":")
-        place = {"module": module, "directory": function.module.directory}
-        return {"name": function.name, **place, "function": name, "params": function.module.params}
-    assert function.python
+def _item(function: RewardFunction, timeout: float, source_dir: Path, token_dir: Path) -> dict[str, Any]:
+    item = reward_item(function, timeout, str(token_dir / function.name / REWARD_TOKEN_FILE))
     file = source_dir / f"{function.name}.py"
-    source = file.read_text(encoding="utf-8") if file.is_file() else function.python.source
-    python = {"function": function.python.function, "params": function.python.params}
-    return {"name": function.name, "source": source, **python}
+    if function.python and file.is_file():
+        item["source"] = file.read_text(encoding="utf-8")
+    return item
 
 
 def _memory() -> int:

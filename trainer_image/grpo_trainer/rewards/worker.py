@@ -23,7 +23,7 @@ class _Rule:
         return [as_score(self._rule(rows[0]))]
 
 
-def _load(item: dict[str, Any]) -> Scorer:
+def load_item(item: dict[str, Any]) -> Scorer:
     """The function of one item of the process's configuration, which names its kind."""
     if "rule" in item:
         return _Rule(item["rule"], item["params"])
@@ -39,4 +39,4 @@ def _load(item: dict[str, Any]) -> Scorer:
 
 
 if __name__ == "__main__":
-    serve(int(sys.argv[1]), _load)
+    serve(int(sys.argv[1]), load_item)
