@@ -20,6 +20,7 @@ _TEMPLATE_ARGUMENTS = {
     "continue_final_message",
     "conversation",
     "max_length",
+    "messages",
     "padding",
     "return_assistant_tokens_mask",
     "return_dict",

@@ -11,9 +11,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from grpo_api.job import GRPOJobSpec
 from grpo_trainer.errors import SpecError
 from grpo_trainer.rollout.base import Request, Response, Sampling
-
-CPU_MAX_SEQUENCES = 64
-"""Responses sampled at a time on CPU, unless `rollout.engineArgs.max_num_seqs` says otherwise."""
+from grpo_trainer.rollout.vllm_arguments import vllm_arguments
 
 
 class VllmEngine:
@@ -26,29 +24,8 @@ class VllmEngine:
         self.asleep_bytes = 0
         self._sampling = Sampling.of_training(spec.rollout)
         self._max_tokens = spec.data.max_response_length
-        arguments: dict[str, Any] = {
-            "model": spec.model.path,
-            "revision": spec.model.revision,
-            "tokenizer": spec.model.tokenizer_path,
-            "trust_remote_code": spec.model.trust_remote_code,
-            "dtype": spec.model.dtype,
-            "seed": spec.rollout.seed,
-            "max_model_len": spec.data.max_prompt_length + spec.data.max_response_length,
-            "gpu_memory_utilization": spec.rollout.gpu_memory_utilization,
-            "enforce_eager": spec.rollout.enforce_eager or not self._cuda,
-            "tensor_parallel_size": spec.rollout.tensor_model_parallel_size,
-            "enable_sleep_mode": self._cuda,
-            "enable_prefix_caching": True,
-            "logprobs_mode": "processed_logprobs",
-            "generation_config": "vllm",
-            "disable_log_stats": True,
-        }
-        if spec.rollout.tensor_model_parallel_size > 1:
-            arguments["distributed_executor_backend"] = "external_launcher"
-        if not self._cuda:
-            arguments["max_num_seqs"] = CPU_MAX_SEQUENCES
         try:
-            self._llm = LLM(**arguments | spec.rollout.engine_args)
+            self._llm = LLM(**vllm_arguments(spec, cuda=self._cuda))
         except (TypeError, ValueError) as error:
             raise SpecError("EngineRefused", f"vLLM refuses the model or rollout.engineArgs: {error}") from error
 

@@ -32,6 +32,11 @@ rows of 256 tokens took 13.6 s, 512 11.6 s, 1400 10.7 s; with 64-token responses
 (benchmarks/update_step.py --world-size 1)."""
 
 
+def reshards(spec: GRPOJobSpec, device: torch.device) -> bool:
+    """Whether parameters are freed after each layer's forward, to be gathered again for its backward."""
+    return spec.actor.fsdp.reshard_after_forward and device.type == "cuda"
+
+
 class FsdpActor:
     """The actor on one rank. Its methods are collective: every rank calls each of them, in the same order.
 
@@ -57,9 +62,7 @@ class FsdpActor:
         Raises UserInputError where the model cannot be loaded.
         """
         self.spec, self.rank, self.world_size, self.device = spec, rank, world_size, device
-        if reshard_after_forward is None:
-            reshard_after_forward = spec.actor.fsdp.reshard_after_forward and device.type == "cuda"
-        self.reshard = reshard_after_forward
+        self.reshard = reshards(spec, device) if reshard_after_forward is None else reshard_after_forward
         self.compute_dtype = getattr(torch, spec.model.dtype)
         self._mesh = init_device_mesh(device.type, (world_size,))
         lm = load_model(spec.model, device)
