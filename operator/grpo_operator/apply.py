@@ -6,7 +6,7 @@ from grpo_api import names
 from grpo_operator.cache import Cache, key_of
 from grpo_operator.gang import kueue
 from grpo_operator.gang.base import Capabilities
-from grpo_operator.kube import Kube, KubeError, Object, kind_of
+from grpo_operator.kube import Kube, KubeError, Object, full_kind, kind_of
 from grpo_operator.observe import CreateFault
 from grpo_operator.plan import Plan
 from grpo_operator.policies.refusal import refusal
@@ -81,6 +81,7 @@ async def create_all(kube: Kube, cache: Cache, job: Object, plan: Plan) -> Creat
             if (missing := await _claim_missing(kube, job)) is not None:
                 return missing
             claim_checked = True
+        _fill_in_owners(manifest, cache)
         try:
             made = await kube.create(kind, manifest)
         except KubeError as error:
@@ -93,6 +94,17 @@ async def create_all(kube: Kube, cache: Cache, job: Object, plan: Plan) -> Creat
             raise
         cache.put_child(kind, made)
     return None
+
+
+def _fill_in_owners(manifest: Object, cache: Cache) -> None:
+    """UIDs of owners that this plan, or one before it, has made. One that is gone meanwhile owns nothing."""
+    metadata, key = manifest["metadata"], key_of(manifest)
+    for owner in [owner for owner in metadata.get("ownerReferences") or [] if not owner["uid"]]:
+        held = cache.children(key).get((full_kind(owner["apiVersion"], owner["kind"]), owner["name"])) if key else None
+        if held is None:
+            metadata["ownerReferences"].remove(owner)
+        else:
+            owner["uid"] = held["metadata"]["uid"]
 
 
 async def _claim_missing(kube: Kube, job: Object) -> CreateFault | None:

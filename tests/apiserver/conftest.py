@@ -214,3 +214,16 @@ def job() -> Callable[..., Object]:
         return made
 
     return make
+
+
+@pytest.fixture(scope="session")
+def gang_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A `GangSite`, one for all that is about gangs: it takes its time to start."""
+    from tests.apiserver.gang_support import GangSite  # it takes from here
+
+    site = GangSite(tmp_path_factory.mktemp("gangs"))
+    try:
+        site.start()
+        yield site
+    finally:
+        site.stop()

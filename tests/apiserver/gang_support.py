@@ -1,4 +1,5 @@
-"""A control plane of three nodes with two GPUs each, an operator, and the history of everything, for gang backends."""
+"""A control plane of three nodes with two GPUs each, with Kueue, an operator under the chart's role, and the history of
+everything, for gang backends."""
 
 import json
 import random
@@ -12,18 +13,27 @@ from ruamel.yaml import YAML
 
 from grpo_api import names
 from grpo_api.crd import crd
-from local_cluster.control_plane import ControlPlane
+from grpo_operator.policies.podstate import condition
+from local_cluster.control_plane import COMPONENTS, ControlPlane
 from tests.apiserver.chaos.api import FLAGS, Api, Object, Record, path_of
 from tests.apiserver.chaos.kubelet import Kubelet, ended, last_words
+from tests.apiserver.conftest import AUDIT_LOG, AUDIT_POLICY, AUDITED_USER
+from tests.apiserver.kueue import KUEUE_API, Kueue, kueue_object, queue_objects
 from tests.apiserver.operator_process import Operator
+from tests.apiserver.test_role import NAMESPACE, roles_and_bindings
 
 ROOT = Path(__file__).parents[2]
 NODES = {"node-0": "rack-a", "node-1": "rack-b", "node-2": "rack-b"}
 GPUS = 2
 RACK = "example.com/rack"
 URGENT = "urgent"
+POOL = {"pool": "reserved"}
+"""Label of all nodes, which Kueue's flavors stand for."""
+BACKENDS = ("native", "gated", "kueue")
+QUEUE, QUEUE_BY_RACK, QUEUE_IN_ORDER = "gangs", "gangs-by-rack", "gangs-in-order"
 JOBS_PATH = f"/apis/{names.API_VERSION}/namespaces/default/{names.PLURAL}"
-POD_GPUS = 1
+ADMISSION = "--enable-admission-plugins=OwnerReferencesPermissionEnforcement"
+"""As in OpenShift: who names an owner that is to wait must be allowed to."""
 
 
 @dataclass
@@ -52,20 +62,24 @@ class History:
     one_at_a_time: bool = True
     """Gangs get their nodes one after the other. A scheduler that has decided for two may write down both at once; then
     it must have room for what they lack."""
-    _deleted: set[str] = field(default_factory=set)
+    queued: dict[str, str] = field(default_factory=dict)
+    """When Kueue made the Workload of a job's first attempt, to a second, by the job's name."""
+    _owners: dict[str, str | None] = field(default_factory=dict)
+    """UID of the job by that of its child: the garbage collector takes a deleted job out of the references."""
     _whole: set[tuple[str, int]] = field(default_factory=set)
 
     def see(self, revision: int, old: Object | None, new: Object | None) -> None:
         item = new or old
         assert item is not None
         metadata = item["metadata"]
+        owner = self._owners.setdefault(metadata["uid"], _owner(item))
         if item["kind"] == "GRPOJob":
             self.jobs[metadata["uid"]] = item
-            if new is None:
-                self._deleted.add(metadata["uid"])
-        elif item["kind"] == "Pod" and (owner := _owner(item)):
+        elif item["kind"] == "Pod" and owner:
             self._pod(revision, owner, item, gone=new is None)
-        elif new is None and (owner := _owner(item)) and item["kind"] in ("PodGroup", "Workload"):
+        elif item["apiVersion"] == KUEUE_API:
+            self.queued.setdefault(metadata["name"].rsplit("-", 2)[0], metadata["creationTimestamp"])
+        elif new is None and owner and item["kind"] in ("PodGroup", "Workload"):
             self._group_gone(revision, owner, item)
 
     def _pod(self, revision: int, owner: str, item: Object, gone: bool) -> None:
@@ -102,8 +116,6 @@ class History:
         return {self.jobs[job]["metadata"]["name"] for job, attempt in holding - self._whole}
 
     def _group_gone(self, revision: int, owner: str, item: Object) -> None:
-        if item["kind"] == "Workload" and owner in self._deleted:
-            return  # a template; Kubernetes' garbage collector takes a deleted job's objects in any order
         label = item["metadata"]["labels"].get(names.LABEL_ATTEMPT)
         alive = [
             one.name
@@ -119,13 +131,41 @@ def _owner(item: Object) -> str | None:
     return next((owner["uid"] for owner in owners if owner["kind"] == names.KIND), None)
 
 
+def _scheduler_configuration(directory: Path) -> Object:
+    """As a cluster's, but what does not fit is tried again after a second or two and not after up to seventeen."""
+    return {
+        "apiVersion": "kubescheduler.config.k8s.io/v1",
+        "kind": "KubeSchedulerConfiguration",
+        "clientConnection": {"kubeconfig": str(directory / "scheduler.kubeconfig"), "qps": 1000, "burst": 2000},
+        "leaderElection": {"leaderElect": False},
+        "podInitialBackoffSeconds": 1,
+        "podMaxBackoffSeconds": 1,
+    }
+
+
+class Thorough(random.Random):
+    """Kubelets that always say how a pod ended before it is gone, as real ones do."""
+
+    def random(self) -> float:
+        return 0.0
+
+
 class GangSite:
-    """Jobs of `backend` on the control plane; `run` is what pods do by themselves, `finish` ends a job well."""
+    """Jobs of `backend` on the control plane; `finish` ends a job well, and `fail` for good."""
 
     def __init__(self, directory: Path) -> None:
-        self.plane = ControlPlane(directory, extra=FLAGS)
+        policy = directory / "audit.json"
+        policy.write_text(json.dumps(AUDIT_POLICY))
+        self.audit_log = directory / AUDIT_LOG
+        audit = [f"--audit-policy-file={policy}", f"--audit-log-path={self.audit_log}"]
+        scheduler = directory / "scheduler.json"
+        scheduler.write_text(json.dumps(_scheduler_configuration(directory)))
+        flags = {**FLAGS, "kube-apiserver": [*FLAGS["kube-apiserver"], *audit, ADMISSION]}
+        flags["kube-scheduler"] = [f"--config={scheduler}"]
+        self.plane = ControlPlane(directory, extra=flags)
         self.history = History()
         self.operator = Operator(self.plane, directory / "operator.log")
+        self.kueue = Kueue(self.plane, directory)
         self.backend = ""
         self._template = YAML(typ="safe").load((ROOT / "examples" / "arithmetic.yaml").read_text())
 
@@ -135,27 +175,52 @@ class GangSite:
         self.api.request("POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", crd())
         self.record = Record(self.plane, self.history.see)
         self.record.start()
-        self.kubelet = Kubelet(self.api, self.record, list(NODES), random.Random(0), gpus=GPUS)
+        self.kubelet = Kubelet(self.api, self.record, list(NODES), Thorough(), gpus=GPUS)
         self.kubelet.start()
         for node, rack in NODES.items():
-            self.api.merge(
-                f"/api/v1/nodes/{node}", {"metadata": {"labels": {RACK: rack, "kubernetes.io/hostname": node}}}
-            )
-        urgent = {
-            "apiVersion": "scheduling.k8s.io/v1",
-            "kind": "PriorityClass",
-            "metadata": {"name": URGENT},
-            "value": 9,
-        }
-        self.api.request("POST", "/apis/scheduling.k8s.io/v1/priorityclasses", urgent)
+            labels = {RACK: rack, "kubernetes.io/hostname": node, **POOL}
+            self.api.merge(f"/api/v1/nodes/{node}", {"metadata": {"labels": labels}})
+        self.kueue.install()
+        self.plane.kill("kube-controller-manager")  # its garbage collector looks for new kinds every 30 s only
+        self.plane.start_component("kube-controller-manager")
+        self.kueue.start()
+        urgent = {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": URGENT}}
+        namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}
+        all_gpus = GPUS * len(NODES)
+        by_rack = {"levels": [{"nodeLabel": RACK}, {"nodeLabel": "kubernetes.io/hostname"}]}
+        self.kueue.create(
+            {**urgent, "value": 9},
+            kueue_object("WorkloadPriorityClass", URGENT, value=9),
+            kueue_object("Topology", "racks", by_rack),
+            kueue_object("ResourceFlavor", "reserved", {"nodeLabels": POOL}),
+            kueue_object("ResourceFlavor", "racks", {"nodeLabels": POOL, "topologyName": "racks"}),
+            *queue_objects(QUEUE, all_gpus, "reserved", preemption={"withinClusterQueue": "LowerPriority"}),
+            *queue_objects(QUEUE_BY_RACK, all_gpus, "racks"),
+            *queue_objects(QUEUE_IN_ORDER, all_gpus, "reserved", queueingStrategy="StrictFIFO"),
+            namespace,
+            *roles_and_bindings(",".join(BACKENDS)),
+        )
         self.wait("jobs served", lambda: self.api.request("GET", JOBS_PATH)[0] == 200)
-        self.operator.start()
+        self.start_operator()
+
+    def start_operator(self) -> None:
+        kubeconfig = self.plane.directory / "operator.kubeconfig"
+        self.plane.authority.kubeconfig(kubeconfig, AUDITED_USER, f"/CN={AUDITED_USER}", self.plane.url)
+        self.operator.start(KUBECONFIG=str(kubeconfig), GRPO_LEASE_NAMESPACE=NAMESPACE)
+
+    def kill_operator(self) -> None:
+        """Its Lease goes too, so that the next one need not wait."""
+        self.operator.kill()
+        self.operator.identity = ""
+        lease = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases/grpo-operator"
+        assert self.api.request("DELETE", lease)[0] == 200
 
     def stop(self) -> None:
         self.operator.kill()
         if hasattr(self, "kubelet"):
             self.kubelet.stop()
-        self.plane.stop()
+        for program in filter(self.plane.processes.alive, ("kueue", *reversed(COMPONENTS))):
+            self.plane.kill(program)  # nothing of it is needed any more
 
     def wait(self, what: str, ready: Callable[[], Any], seconds: float = 60) -> Any:
         deadline = time.monotonic() + seconds
@@ -179,6 +244,9 @@ class GangSite:
         made["spec"]["trainer"] |= {"nnodes": pods, "nGpusPerNode": gpus}
         made["spec"] |= {"checkpoint": {}, "metrics": {"port": self.kubelet.heads.port}}
         made["spec"]["gangScheduling"] = {"backend": self.backend}
+        if self.backend == "kueue":
+            by_rack = "topologyKey" in sections.get("gangScheduling", {})
+            made["spec"]["gangScheduling"]["queue"] = QUEUE_BY_RACK if by_rack else QUEUE
         for section, fields in sections.items():
             made["spec"].setdefault(section, {}).update(fields)
         code, answer = self.api.request("POST", JOBS_PATH, made)
@@ -206,8 +274,15 @@ class GangSite:
         return sorted(found, key=lambda pod: pod["metadata"]["name"])
 
     def groups(self, name: str) -> list[Object]:
+        """The gang's objects; of Kueue's, those that have not ended."""
         kinds = [*self.record.objects("PodGroup"), *self.record.objects("Workload")]
-        return [item for item in kinds if item["metadata"]["labels"].get(names.LABEL_JOB_NAME) == name]
+        ours = [item for item in kinds if item["metadata"].get("labels", {}).get(names.LABEL_JOB_NAME) == name]
+        return ours + [item for item in self.workloads(name) if condition(item, "Finished").get("status") != "True"]
+
+    def workloads(self, name: str) -> list[Object]:
+        """Kueue's."""
+        found = [item for item in self.record.objects("Workload") if item["apiVersion"] == KUEUE_API]
+        return [item for item in found if item["metadata"]["name"].rsplit("-", 2)[0] == name]
 
     def has_nodes(self, name: str) -> bool:
         return any(pod["spec"].get("nodeName") for pod in self.pods(name))
@@ -234,12 +309,18 @@ class GangSite:
         self.api.delete(path_of(job), job["metadata"]["uid"])
 
     def released(self, name: str) -> bool:
-        """Nothing of the gang's is left but pods that have ended."""
-        over = all(pod.get("status", {}).get("phase") in ("Succeeded", "Failed") for pod in self.pods(name))
-        return over and not self.groups(name)
+        """Nothing of the gang's is left but pods that have ended, which nobody holds."""
+        pods = self.pods(name)
+        over = all(pod.get("status", {}).get("phase") in ("Succeeded", "Failed") for pod in pods)
+        return over and not any(pod["metadata"].get("finalizers") for pod in pods) and not self.groups(name)
 
-    def clear(self) -> None:
+    def clear(self, *, hasten: bool = True) -> None:
         """Delete all jobs; nothing of them may be left."""
         self.api.request("DELETE", JOBS_PATH)
+        if hasten and self.backend == "kueue":  # else pods that wait take up to twenty seconds
+            self.wait("all jobs' end", lambda: not self.jobs())
+            for workload in self.record.objects("Workload"):
+                if workload["apiVersion"] == KUEUE_API and condition(workload, "QuotaReserved").get("status") != "True":
+                    self.api.delete(path_of(workload), workload["metadata"]["uid"])
         kinds = ("GRPOJob", "Pod", "PodGroup", "Workload")
         self.wait("end of all objects", lambda: not [one for kind in kinds for one in self.record.objects(kind)])

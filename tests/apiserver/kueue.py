@@ -28,7 +28,23 @@ READY_SECONDS = 60
 GROUPS = {"", "kueue.x-k8s.io"}
 """API groups whose webhooks are kept: pods', and Kueue's own. No other integration is switched on."""
 SKIPPED = ("Deployment", "APIService", "Service")
+KUEUE_API = "kueue.x-k8s.io/v1beta2"
 Object = dict[str, Any]
+
+
+def kueue_object(kind: str, name: str, spec: Object | None = None, **more: Any) -> Object:
+    made: Object = {"apiVersion": KUEUE_API, "kind": kind, "metadata": {"name": name}, **more}
+    return made if spec is None else {**made, "spec": spec}
+
+
+def queue_objects(name: str, gpus: int, flavor: str, **spec: Any) -> list[Object]:
+    """A ClusterQueue whose quota is these GPUs and all that pods ask for beside them, and a LocalQueue of its name."""
+    quotas = {"nvidia.com/gpu": gpus, "cpu": "10k", "memory": "100Ti"}
+    resources = [{"name": resource, "nominalQuota": amount} for resource, amount in quotas.items()]
+    group = {"coveredResources": list(quotas), "flavors": [{"name": flavor, "resources": resources}]}
+    local = kueue_object("LocalQueue", name, {"clusterQueue": name})
+    local["metadata"]["namespace"] = "default"
+    return [kueue_object("ClusterQueue", name, {"namespaceSelector": {}, "resourceGroups": [group], **spec}), local]
 
 
 class Kueue:
@@ -68,7 +84,11 @@ class Kueue:
         first = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}
         last: Object = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": SERVICE, "namespace": NAMESPACE}}
         last["spec"] = {"type": "ExternalName", "externalName": "localhost"}
-        self._kubectl("create", "--validate=false", "-f", "-", stdin=_list([first, *items, last]))
+        self.create(first, *items, last)
+
+    def create(self, *items: Object) -> None:
+        made = {"apiVersion": "v1", "kind": "List", "items": items}
+        self.kubectl("create", "--validate=false", "-f", "-", stdin=json.dumps(made))
 
     def start(self) -> None:
         """Returns once its webhooks answer."""
@@ -88,7 +108,7 @@ class Kueue:
 
     def _mount(self) -> None:
         """As a kubelet would: the Secret's keys are files."""
-        secret = json.loads(self._kubectl("get", "secret", SECRET, "-n", NAMESPACE, "-o", "json"))
+        secret = json.loads(self.kubectl("get", "secret", SECRET, "-n", NAMESPACE, "-o", "json"))
         for name, value in (secret.get("data") or {}).items():
             (self._certificates / name).write_bytes(base64.b64decode(value))
 
@@ -99,7 +119,7 @@ class Kueue:
         except (URLError, OSError):
             return False
 
-    def _kubectl(self, *arguments: str, stdin: str | None = None) -> str:
+    def kubectl(self, *arguments: str, stdin: str | None = None) -> str:
         command = [str(paths.binary("kubectl")), "--kubeconfig", str(self.plane.kubeconfig), *arguments]
         return subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=120, check=True).stdout
 
@@ -112,10 +132,6 @@ def _is_needed(item: Object) -> bool:
 
 def _groups(webhook: Object) -> set[str]:
     return {group for rule in webhook["rules"] for group in rule["apiGroups"]}
-
-
-def _list(items: list[Object]) -> str:
-    return json.dumps({"apiVersion": "v1", "kind": "List", "items": items})
 
 
 if __name__ == "__main__":  # before the tests, each of which has a few minutes only

@@ -20,6 +20,8 @@ pytestmark = pytest.mark.apiserver
 NAMESPACE = "grpo-system"
 OF_ALL_ACCOUNTS = {("create", "authorization.k8s.io", "selfsubjectaccessreviews")}
 """Kubernetes' own role system:basic-user lets every account ask what it may do."""
+OF_ADMISSION = {("update", "scheduling.k8s.io", "workloads/finalizers")}
+"""What OwnerReferencesPermissionEnforcement looks for in the role; no request tells (gangs are tested under it)."""
 CONFLICTS = ("PersistentVolumeClaim", "ConfigMap", "Service", "Workload", "PodGroup", "Pod")
 
 
@@ -108,7 +110,7 @@ def test_roles_allow_what_the_operator_asks_for_and_nothing_more(plane, job, hea
 
         rig.wait("end and TTL", ended)
         rig.wait("a look at the stuck pod's Events", lambda: ("list", "", "events") in asked(log), 60)
-        assert asked(log) == granted(mine) | OF_ALL_ACCOUNTS
+        assert asked(log) | OF_ADMISSION == granted(mine) | OF_ALL_ACCOUNTS
         assert "orbidden" not in operator.log.read_text()
     finally:
         operator.stop()

@@ -72,6 +72,10 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 - apiGroups: [scheduling.k8s.io]
   resources: [workloads, podgroups]
   verbs: [create, delete, get, list, watch]
+# Admission by OwnerReferencesPermissionEnforcement, as in OpenShift, asks for it: a Workload goes after its PodGroup.
+- apiGroups: [scheduling.k8s.io]
+  resources: [workloads/finalizers]
+  verbs: [update]
 {{- end }}
 {{- if has "kueue" .Values.rbac.gangBackends }}
 - apiGroups: [kueue.x-k8s.io]

@@ -31,6 +31,20 @@ def owner(job: GRPOJob) -> Object:
     }
 
 
+def goes_last(item: Object) -> Object:
+    """When its job is deleted, it goes after all that `belongs_to` it: the garbage collector keeps to this finalizer,
+    and takes it away itself. A deletion in the background, as the operator's are, does not wait for anything."""
+    item["metadata"]["finalizers"] = ["foregroundDeletion"]
+    return item
+
+
+def belongs_to(item: Object, api_version: str, kind: str, name: str) -> Object:
+    """One more owner, which `goes_last`. Its UID is not known before it exists: `apply.create_all` fills it in."""
+    owner = {"apiVersion": api_version, "kind": kind, "name": name, "uid": "", "blockOwnerDeletion": True}
+    item["metadata"]["ownerReferences"].append(owner)
+    return item
+
+
 def metadata(job: GRPOJob, name: str, *, owned: bool = True, more_labels: dict[str, str] | None = None) -> Object:
     result: Object = {"name": name, "namespace": job.namespace, "labels": {**labels(job), **(more_labels or {})}}
     if owned:

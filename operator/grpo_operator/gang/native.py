@@ -12,7 +12,7 @@ The API's shape has changed with each release; the newest that the cluster serve
 from grpo_api import names
 from grpo_api.job import GRPOJob
 from grpo_api.names import State
-from grpo_operator.children.meta import Object, metadata
+from grpo_operator.children.meta import Object, belongs_to, goes_last, metadata
 from grpo_operator.gang.base import Gang, GangBackend, Waiting
 from grpo_operator.gang.topology import prefer_one_domain
 from grpo_operator.kube import full_kind
@@ -68,6 +68,7 @@ class NativeGang(GangBackend):
     def objects(self, gang: Gang) -> list[Object]:
         job, version = gang.job, self.version
         template = _template(job, version)
+        assert version is not None
         workload: Object = {
             "apiVersion": version,
             "kind": "Workload",
@@ -89,7 +90,8 @@ class NativeGang(GangBackend):
             "metadata": metadata(job, pod_group_name(job, gang.attempt), more_labels=attempt_labels(gang.attempt)),
             "spec": {**reference, **template},
         }
-        return [workload, group]
+        # Kubernetes itself keeps a PodGroup until its last pod has ended.
+        return [goes_last(workload), belongs_to(group, version, "Workload", job.name)]
 
     def decorate(self, pod: Object, gang: Gang) -> Object:
         pod = prefer_one_domain(pod, gang)

@@ -6,11 +6,14 @@ import pytest
 
 from grpo_operator import apply
 from grpo_operator.cache import Cache
+from grpo_operator.children.meta import belongs_to
 from grpo_operator.kube import KubeError
 from grpo_operator.plan import Plan
 from tests.unit.operator.fake_kube import FakeKube
 from tests.unit.operator.operator_support import (
     NOTHING,
+    POD_GROUP,
+    WORKLOAD,
     child,
     deleting,
     later,
@@ -88,6 +91,17 @@ async def test_children_are_made_in_order_and_seen_at_once():
     assert await create(kube, CONFIG, SERVICE, cache=cache) is None
     assert kube.writes() == [("create", "ConfigMap", "sums-config"), ("create", "Service", "sums")]
     assert set(cache.children(KEY)) == {("ConfigMap", "sums-config"), ("Service", "sums")}
+
+
+@pytest.mark.parametrize("first", [True, False])
+async def test_owner_that_waits_is_named_by_its_uid(first):
+    """One that is gone again is none: the garbage collector takes what has only such owners."""
+    workload, group = child(WORKLOAD, "sums", uid="of the Workload"), child(POD_GROUP, "sums-0")
+    belongs_to(group, "scheduling.k8s.io/v1beta1", "Workload", "sums")
+    kube = FakeKube()
+    assert await create(kube, *([workload] if first else []), group) is None
+    _, *others = kube.objects[POD_GROUP, "sums-0"]["metadata"]["ownerReferences"]
+    assert [owner["uid"] for owner in others] == (["of the Workload"] if first else [])
 
 
 async def test_refusal_is_told_and_the_rest_waits():

@@ -118,6 +118,9 @@ def test_objects_of_each_release_match_its_schemas(kubernetes, version):
     else:
         assert {spec["schedulingGroup"]["podGroupName"] for spec in pods} == {"sums-2"}
         assert groups[1]["spec"]["schedulingConstraints"] == {"topology": [{"key": "rack"}]}
+        assert groups[0]["metadata"]["finalizers"] == ["foregroundDeletion"], "it waits for the group"
+        owner = {"apiVersion": version, "kind": "Workload", "name": "sums", "uid": "", "blockOwnerDeletion": True}
+        assert groups[1]["metadata"]["ownerReferences"][1] == owner
 
 
 def test_newest_version_is_used():
