@@ -181,9 +181,9 @@ class GangSite:
             labels = {RACK: rack, "kubernetes.io/hostname": node, **POOL}
             self.api.merge(f"/api/v1/nodes/{node}", {"metadata": {"labels": labels}})
         self.kueue.install()
+        self.kueue.start()
         self.plane.kill("kube-controller-manager")  # its garbage collector looks for new kinds every 30 s only
         self.plane.start_component("kube-controller-manager")
-        self.kueue.start()
         urgent = {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": URGENT}}
         namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}
         all_gpus = GPUS * len(NODES)
