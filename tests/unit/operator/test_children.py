@@ -154,7 +154,8 @@ def test_every_child_belongs_to_the_job_but_a_retained_claim():
         if item["kind"] == "PersistentVolumeClaim":
             assert owners == []
             continue
-        (owner,) = owners
+        owner, *others = owners
+        assert [one["kind"] for one in others] == (["Workload"] if item["kind"] == "PodGroup" else [])
         assert (owner["apiVersion"], owner["kind"], owner["name"]) == ("grpo.dev/v1alpha1", "GRPOJob", "sums")
         assert (owner["uid"], owner["controller"]) == (UID, True)
         assert not owner.get("blockOwnerDeletion"), "needs a right on finalizers, and holds up foreground deletion"
