@@ -85,7 +85,11 @@ images: ## Build both images and load them into the local cluster
 apiserver: setup ## Tests against a real API server, scheduler and controller-manager
 	@python3 -m local_cluster.packages tests
 	@$(RUN) python -m tests.apiserver.kueue
-	@$(RUN) python -m pytest $(RERUN) tests/apiserver tests/cluster tests/chart
+	@$(RUN) python -m pytest $(RERUN) tests/apiserver tests/cluster tests/chart --ignore=tests/apiserver/test_chaos.py
+
+.PHONY: chaos-short
+chaos-short: setup ## Three minutes of random faults over 50 jobs on a control plane of its own (GRPO_CHAOS_SEED=7)
+	@$(RUN) python -m pytest $(RERUN) tests/apiserver/test_chaos.py
 
 .PHONY: chaos
 chaos: setup ## 30 minutes of random faults on a control plane of its own (CHAOS="--minutes 5 --seed 7")

@@ -5,9 +5,8 @@ from typing import Any
 from grpo_api import names
 from grpo_operator.cache import Cache, key_of
 from grpo_operator.gang import kueue
-from grpo_operator.gang.base import Capabilities
 from grpo_operator.kube import Kube, KubeError, Object, full_kind, kind_of
-from grpo_operator.observe import CreateFault
+from grpo_operator.observe import CreateFault, Observed
 from grpo_operator.plan import Plan
 from grpo_operator.policies.refusal import refusal
 from grpo_operator.reasons import Reason
@@ -41,14 +40,14 @@ async def delete_all(kube: Kube, cache: Cache, plan: Plan) -> bool:
     return surprised
 
 
-async def force_stuck(
-    kube: Kube, pods: list[Object], capabilities: Capabilities, going: dict[str, float], now: float
-) -> float | None:
-    """Pods of a node that does not answer never confirm their deletion; nobody waits for them for ever.
+async def force_stuck(kube: Kube, observed: Observed, going: dict[str, float], now: float) -> float | None:
+    """Pods of a node that does not answer never confirm their deletion; nobody waits for them for ever: neither for a
+    job's own nor for those that an earlier job of its name has left, whose names it needs.
 
     `going` remembers since when each was seen to go, by UID and by a clock that does not jump: without grace, a pod
     that is still saving its checkpoint would go on beside its successor. Returns the seconds until the next is due.
     """
+    pods = [*observed.pods, *observed.left_over]
     told = {pod["metadata"]["uid"]: pod for pod in pods if pod["metadata"].get("deletionTimestamp")}
     for uid in going.keys() - told.keys():
         del going[uid]
@@ -57,12 +56,12 @@ async def force_stuck(
         metadata = pod["metadata"]
         grace = metadata.get("deletionGracePeriodSeconds") or 0
         left = going.setdefault(uid, now) + grace + FORCE_AFTER_SECONDS - now
-        if left <= 0:
+        if left > 0:
+            waits.append(left)
+        elif pod not in observed.left_over or await _exists(kube, observed.job):
             await kube.delete("Pod", metadata["namespace"], metadata["name"], uid, grace=0)
             overdue.append(pod)
-        else:
-            waits.append(left)
-    if (held_by := kueue.holder(pods, capabilities, overdue)) is not None:
+    if (held_by := kueue.holder(pods, observed.capabilities, overdue)) is not None:
         kind, name = held_by
         namespace = pods[0]["metadata"]["namespace"]
         if (found := await kube.get(kind, namespace, name)) is not None and not found["metadata"].get(
@@ -70,6 +69,13 @@ async def force_stuck(
         ):
             await kube.delete(kind, namespace, name, found["metadata"]["uid"])
     return min(waits, default=None)
+
+
+async def _exists(kube: Kube, job: Object) -> bool:
+    """Asked of the API server: a watch that is behind shows a deleted job, whose successor's pods look left over."""
+    metadata = job["metadata"]
+    found = await kube.list(names.KIND, metadata["namespace"], fields=f"metadata.name={metadata['name']}")
+    return metadata["uid"] in [item["metadata"]["uid"] for item in found]
 
 
 async def create_all(kube: Kube, cache: Cache, job: Object, plan: Plan) -> CreateFault | None:
@@ -126,7 +132,10 @@ async def _take_ours(kube: Kube, cache: Cache, job: Object, manifest: Object) ->
         owner["kind"] == names.KIND and owner["name"] == job["metadata"]["name"] for owner in owners.values()
     )
     if found is None or found["metadata"].get("deletionTimestamp") or (of_namesake and not ours):
-        return CreateFault(Reason.CREATING_PODS, f"waits until {kind} {metadata['name']} of an earlier job is deleted")
+        message = f"waits until {kind} {metadata['name']} of an earlier job is deleted"
+        if kind == "Pod":
+            message += f"; it is deleted without its node's word {FORCE_AFTER_SECONDS:.0f} s after the end of its grace"
+        return CreateFault(Reason.CREATING_PODS, message)
     kept_claim = kind == "PersistentVolumeClaim" and not owners and key_of(found) == key_of(manifest)
     if ours or kept_claim:
         cache.put_child(kind, found)

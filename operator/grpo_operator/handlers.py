@@ -60,7 +60,7 @@ def make_registry(cache: Cache, queue: WorkQueue, health: WatchHealth, view: Clu
     async def job_event(event: Any, **_: Any) -> None:
         metrics.LAST_WATCH_EVENT.set_to_current_time()
         job = dict(event["object"])
-        health.brought(names.KIND, job)
+        health.brought(names.KIND, job, event["type"])
         queue.add(cache.drop_job(job) if event["type"] == "DELETED" else cache.put_job(job))
 
     def watch(kind: str) -> None:
@@ -78,7 +78,7 @@ def make_registry(cache: Cache, queue: WorkQueue, health: WatchHealth, view: Clu
                 view.drop_pod(item) if deleted else view.put_pod(item)
                 if not ours.items() <= (item["metadata"].get("labels") or {}).items():
                     return
-            health.brought(kind, item)
+            health.brought(kind, item, event["type"])
             key = cache.drop_child(kind, item) if deleted else cache.put_child(kind, item)
             if key is not None:
                 queue.add(key)
@@ -90,7 +90,7 @@ def make_registry(cache: Cache, queue: WorkQueue, health: WatchHealth, view: Clu
         @kopf.on.event("", "v1", "nodes", registry=registry)
         async def node_event(event: Any, **_: Any) -> None:
             item = dict(event["object"])
-            health.brought("Node", item)
+            health.brought("Node", item, event["type"])
             view.drop_node(item) if event["type"] == "DELETED" else view.put_node(item)
 
     return registry

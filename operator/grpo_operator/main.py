@@ -27,6 +27,9 @@ from grpo_operator.settings import Settings
 RESYNC_SECONDS = 300.0
 FIRST_RESYNC_SECONDS = 30.0
 """Before a watch is thought dead (WATCH_BEHIND_SECONDS), so that what went before it began is not held against it."""
+BEGIN_SECONDS = 5.0
+"""From a watch's beginning with a list to the resync that finds what was deleted before: all watches begin anew at
+once where the API server was restarted, and each pauses for up to 5 s between its tries."""
 RETRY_SECONDS = 5.0
 WATCH_BEHIND_SECONDS = 60.0
 QUEUE_STUCK_SECONDS = 120.0
@@ -129,17 +132,29 @@ class Operator:
         """List everything now and then; return where the process must start anew to watch other kinds."""
         pause = FIRST_RESYNC_SECONDS
         while True:
-            await asyncio.sleep(pause)
+            begun = await self._watch_begins(pause)
             try:
                 found = await discover(self.kube, self.settings.namespaces, self.settings.lease_namespace)
                 if found != self.cache.capabilities:
                     logger.info("what the cluster has for gangs has changed: %s; starts anew with it", found)
                     return
                 await self.resync.run()
-                pause = RESYNC_SECONDS
+                pause = FIRST_RESYNC_SECONDS if begun else RESYNC_SECONDS
             except (KubeError, ClientError, TimeoutError, OSError) as error:
                 logger.warning("resync: %s: %s; again in %.0f s", type(error).__name__, error, RETRY_SECONDS)
                 pause = RETRY_SECONDS
+
+    async def _watch_begins(self, seconds: float) -> bool:
+        """Wait for so long, or until some time after a watch has begun with a list, as when its place in the history
+        was gone (410). Returns whether one has."""
+        begun = self.resync.health.begun
+        try:
+            await asyncio.wait_for(begun.wait(), seconds)
+        except TimeoutError:
+            return False
+        await asyncio.sleep(BEGIN_SECONDS)
+        begun.clear()
+        return True
 
     async def _serve_probes(self) -> web.AppRunner:
         async def healthz(_: web.Request) -> web.Response:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from grpo_api import names
 from grpo_api.status import HeadReport
 from grpo_operator.cache import Cache
 from grpo_operator.gang.base import Capabilities
@@ -29,6 +30,8 @@ class Observed:
     """All pods of the job, of any attempt, by rank."""
     children: dict[tuple[str, str], Object] = field(default_factory=dict)
     """Other children, by (kind, name)."""
+    left_over: list[Object] = field(default_factory=list)
+    """Pods of an earlier job of this name that are told to go and are still there."""
     head_report: HeadReport | None = None
     """The head pod's own words of the present attempt."""
     head_quiet: float | None = None
@@ -60,12 +63,14 @@ def observe(
     job = cache.job(key)
     if job is None:
         return None
-    children = {(kind, name): item for (kind, name), item in cache.children(key).items() if _belongs(kind, item, job)}
+    held = cache.children(key)
+    children = {(kind, name): item for (kind, name), item in held.items() if _belongs(kind, item, job)}
     pods = sorted((item for (kind, _), item in children.items() if kind == "Pod"), key=rank_of)
     return Observed(
         job=job,
         pods=pods,
         children={child: item for child, item in children.items() if child[0] != "Pod"},
+        left_over=[item for (kind, _), item in held.items() if kind == "Pod" and _is_left_over(item, job)],
         head_report=head_report,
         head_quiet=head_quiet,
         capabilities=cache.capabilities,
@@ -81,3 +86,24 @@ def _belongs(kind: str, item: Object, job: Object) -> bool:
     """Whether a child is this job's and not an earlier namesake's. A kept claim has no owner: its label tells."""
     owners = [owner.get("uid") for owner in item["metadata"].get("ownerReferences") or []]
     return job["metadata"]["uid"] in owners if owners else kind == "PersistentVolumeClaim"
+
+
+def _is_left_over(pod: Object, job: Object) -> bool:
+    """Whether a pod was certainly made by this operator, for another job of this name, and is told to go.
+
+    No two jobs of a name exist at once: where this job exists, the other one is deleted.
+    """
+    metadata, name = pod["metadata"], job["metadata"]["name"]
+    owners, labels = metadata.get("ownerReferences") or [], metadata.get("labels") or {}
+    if len(owners) != 1 or not metadata.get("deletionTimestamp"):
+        return False
+    owner = owners[0]
+    ours = (
+        owner.get("controller") is True
+        and owner["kind"] == names.KIND
+        and owner["apiVersion"].partition("/")[0] == names.GROUP
+        and owner["name"] == labels.get(names.LABEL_JOB_NAME) == name
+        and labels.get(names.LABEL_MANAGED_BY) == names.MANAGED_BY
+        and metadata["name"] == f"{name}-{labels.get(names.LABEL_NODE_RANK)}"
+    )
+    return ours and owner["uid"] != job["metadata"]["uid"]

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from grpo_api import names
+from grpo_api.job import is_managed_elsewhere
 from grpo_operator import apply, events, metrics
 from grpo_operator.cache import Cache
 from grpo_operator.kube import Kube, KubeError, Object
@@ -107,7 +108,7 @@ class Reconciler:
         job = observed.job
         old = job.get("status") or {}
         made = plan(observed, now)
-        if job["metadata"].get("deletionTimestamp"):
+        if job["metadata"].get("deletionTimestamp") or is_managed_elsewhere(job):
             return False
         if made.status == old:
             self._passing.pop(key, None)
@@ -125,7 +126,7 @@ class Reconciler:
         if made.delete:
             self.queue.add_after(key, DELETE_CHECK_SECONDS)
         going = self._going.setdefault(key, {})
-        left = await apply.force_stuck(self._kube, observed.pods, observed.capabilities, going, self._monotonic())
+        left = await apply.force_stuck(self._kube, observed, going, self._monotonic())
         if left is not None:
             self.queue.add_after(key, left)
         fault = await apply.create_all(self._kube, self._cache, job, made)

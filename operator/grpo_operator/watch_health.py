@@ -1,5 +1,6 @@
 """Whether the watches bring what the API server has: one that died in silence is told by a list that knows more."""
 
+import asyncio
 import time
 from collections.abc import Callable
 from typing import Any
@@ -18,9 +19,13 @@ class WatchHealth:
         self._namespaces, self._clock = namespaces, clock
         self._brought: dict[tuple[str, str], int] = {}
         self._owed: dict[tuple[str, str], tuple[int, float]] = {}
+        self.begun = asyncio.Event()
+        """Set when a watch has begun with a list: what was deleted before, no watch will tell."""
 
-    def brought(self, kind: str, item: Object) -> None:
-        """A watch delivered this object."""
+    def brought(self, kind: str, item: Object, event: str | None) -> None:
+        """A watch delivered this object; `event` is its type, None for an item of the list that a watch begins with."""
+        if event is None:
+            self.begun.set()
         scope = item["metadata"]["namespace"] if self._namespaces else ""
         watch = (kind, scope)
         self._brought[watch] = max(self._brought.get(watch, 0), _version(item))

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 import pytest
 from kubernetes.aio.config import kube_config
 
+from grpo_api import names
 from grpo_operator.kube import Kube, KubeError
 from tests.apiserver.chaos.api import Api, path_of
 from tests.apiserver.operator_process import Operator
@@ -42,6 +43,51 @@ def test_foreign_objects_of_our_names_are_named_and_not_touched(rig, job):
         assert rig.get(kind, found)["spec"] == before[kind]["spec"]
         rig.kubectl("delete", kind, found, "--force", "--grace-period=0")
     rig.wait("pods after the repair", lambda: set(rig.items("pods", name)) == {"ours-0", "ours-1"}, 40)
+
+
+FORCE_AFTER_SECONDS = 3
+
+
+@pytest.fixture
+def impatient(request, plane):
+    """A running operator that gives pods up sooner."""
+    setting = f"apply.FORCE_AFTER_SECONDS = {FORCE_AFTER_SECONDS}"
+    plane.operator.program = ("-c", f"from grpo_operator import apply, main; {setting}; main.main()")
+    yield request.getfixturevalue("rig")
+    del plane.operator.program
+
+
+def test_job_applied_again_while_its_node_is_dead_gets_the_names_of_its_pods(impatient, job):
+    """Nobody confirms the end of the earlier job's pods here; one beside them only looks as if it were such a pod."""
+    rig, name = impatient, "again"
+    made = job(name, template={"podOverlay": {"spec": {"terminationGracePeriodSeconds": 1}}})
+    rig.apply(made)
+    rig.run_pods(name)
+    before = rig.items("pods", name)
+    foreign = f"{name}-2"
+    rig.apply({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "theirs"}})
+    uid = rig.get("configmap", "theirs")["metadata"]["uid"]
+    owner = {"apiVersion": "v1", "kind": "ConfigMap", "name": "theirs", "uid": uid}
+    metadata = {"name": foreign, "labels": {**before[f"{name}-1"]["metadata"]["labels"], names.LABEL_NODE_RANK: "2"}}
+    spec = {"nodeName": rig.nodes[0], "terminationGracePeriodSeconds": 1, "containers": [{"name": "c", "image": "i"}]}
+    rig.apply({"apiVersion": "v1", "kind": "Pod", "metadata": {**metadata, "ownerReferences": [owner]}, "spec": spec})
+    rig.kubectl("delete", "pod", foreign, "--wait=false")
+    rig.kubectl("delete", "grpojob", name)
+    rig.wait("pods told to go", lambda: all(map(told_to_go, rig.items("pods", name).values())))
+    rig.apply(made)
+    held = {pod["metadata"]["uid"] for pod in before.values()}
+
+    def second_gang():
+        pods = [pod for pod in rig.items("pods", name).values() if not told_to_go(pod)]
+        return len(pods) == 2 and not held & {pod["metadata"]["uid"] for pod in pods}
+
+    rig.wait("the gang of the new job", second_gang, 60)
+    assert told_to_go(rig.get("pod", foreign)), "it waits for its node, as its owner may wish"
+    rig.kubectl("delete", "configmap", "theirs")
+
+
+def told_to_go(pod):
+    return bool(pod["metadata"].get("deletionTimestamp"))
 
 
 async def test_namesake_is_neither_written_to_nor_deleted(plane, job, monkeypatch):

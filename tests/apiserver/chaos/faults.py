@@ -1,6 +1,7 @@
 """The faults, each a method of `Faults` that does one thing to something that it picks, and says whether it could."""
 
 import random
+from collections import Counter
 from collections.abc import Callable
 
 from grpo_api import names
@@ -29,13 +30,25 @@ class Faults:
     ) -> None:
         self.api, self.record, self.judge, self.kubelet = api, record, judge, kubelet
         self.chance, self.make = chance, make
-        self.done: dict[str, int] = {}
+        self.done: Counter[str] = Counter()
+        self._deck: list[Callable[[Faults], bool]] = []
 
     def strike(self) -> None:
-        """One fault, of a kind picked by its weight."""
-        fault = self.chance.choice(self.TABLE)
+        """One fault of the table; each has had its turn before one comes again."""
+        if not self._deck:
+            self._deck = self.chance.sample(self.TABLE, len(self.TABLE))
+        self._do(self._deck.pop())
+
+    def strike_missing(self) -> list[str]:
+        """Faults that have never found anything to strike, each tried once more. Returns those that are left."""
+        for fault in self.TABLE:
+            if fault.__name__ not in self.done:
+                self._do(fault)
+        return sorted({fault.__name__ for fault in self.TABLE} - self.done.keys())
+
+    def _do(self, fault: "Callable[[Faults], bool]") -> None:
         if fault(self):
-            self.done[fault.__name__] = self.done.get(fault.__name__, 0) + 1
+            self.done[fault.__name__] += 1
 
     def jobs(self, fit: Callable[[Job], bool]) -> list[Job]:
         with self.record.lock:
@@ -221,9 +234,12 @@ class Faults:
         """What `kubectl replace --force` does: one of the same name while the first one's pods are going."""
         if (job := self._job()) is None:
             return False
+        self.replace_job(job)
+        return True
+
+    def replace_job(self, job: Job) -> None:
         self.delete_job(job)
         self.api.request("POST", JOBS_PATH, self.make(job.name))
-        return True
 
     def delete_job(self, job: Job) -> None:
         self.judge.will_delete(job.manifest["metadata"]["uid"])

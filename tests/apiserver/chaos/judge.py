@@ -310,6 +310,11 @@ class Judge:
                 told.append(f"{where}: will end by its deadline")
         return told
 
+    def left_to_kubernetes(self, pod: Object) -> bool:
+        """A pod on a lost node whose job is deleted, with no job of its name: it is in nobody's way."""
+        job = self._owner(pod)
+        return job is not None and job.name not in {held.name for held in self.jobs.values() if not held.deleted}
+
     def orphans(self, items: list[Object]) -> list[str]:
         """Our objects whose job is gone, and gang objects without a gang: of an end, a suspension, another attempt."""
         told = []

@@ -27,7 +27,9 @@ ROOT = Path(__file__).parents[3]
 JOBS = 50
 NODES = 4
 MEAN_PAUSE_SECONDS = 0.3
-SETTLE_SECONDS = 200.0
+STILL_SECONDS, WAIT_SECONDS = 120.0, 400.0
+"""How long nothing may change in what is waited for, and how long that may take in all. A lost node's pods are given up
+after some 30 s, and a pause before an attempt lasts 30 s or so."""
 QUIET_SECONDS = 3.0
 GRACE_SECONDS = 3
 """Of pods; 30 s otherwise."""
@@ -89,7 +91,7 @@ class Chaos:
         self._fill()
         self._make_misfit()
         self._tell(f"{JOBS} jobs are made")
-        self._wait("half of the jobs run", lambda: len(self._running()) >= JOBS / 2 or f"{len(self._running())}", 120)
+        self._wait("half of the jobs run", lambda: len(self._running()) >= JOBS / 2 or f"{len(self._running())}")
 
     def _fill(self) -> None:
         """As many live jobs as ever; names come back, as those of people's jobs do."""
@@ -151,15 +153,24 @@ class Chaos:
                 act = machines.pop(0)[1]
                 act()
                 self._tell(act.__name__.strip("_"))
-                self.faults.done[act.__name__.strip("_")] = self.faults.done.get(act.__name__.strip("_"), 0) + 1
+                self.faults.done[act.__name__.strip("_")] += 1
             self.faults.strike()
-            self._fill()
-            self._keep_alive()
-            self._check()
+            self._go_on()
             if now > next_tell:
                 next_tell = now + 30
                 self._tell(f"{sum(self.faults.done.values())} faults, {len(self._running())} jobs run")
             time.sleep(min(2.0, self.chance.expovariate(1 / MEAN_PAUSE_SECONDS)))
+
+        def missing() -> bool | str:
+            self._go_on()
+            return not (left := self.faults.strike_missing()) or str(left)
+
+        self._wait("every kind of fault has struck", missing)
+
+    def _go_on(self) -> None:
+        self._fill()
+        self._keep_alive()
+        self._check()
 
     def _leader(self) -> Operator:
         lease = self.api.request("GET", "/apis/coordination.k8s.io/v1/namespaces/default/leases/grpo-operator")[1]
@@ -221,13 +232,20 @@ class Chaos:
         assert self.record.error is None, repr(self.record.error)
         assert not self.kubelet.errors, repr(self.kubelet.errors)
 
-    def _wait(self, what: str, done: Callable[[], bool | str], seconds: float) -> None:
-        """`done` returns True, or why not."""
-        deadline = time.monotonic() + seconds
+    def _wait(self, what: str, done: Callable[[], bool | str], *, operators: bool = True) -> None:
+        """`done` returns True, or why not. As long as that changes, things move on, as slow as the machine may be."""
+        told, begin = "", time.monotonic()
+        changed = begin
         while (why := done()) is not True:
-            self._keep_alive()
+            if operators:
+                self._keep_alive()
             self._check()
-            assert time.monotonic() < deadline, f"not within {seconds:.0f} s: {what}:\n{why}"
+            now = time.monotonic()
+            if why != told:
+                told, changed = str(why), now
+            still, in_all = now - changed, now - begin
+            given_up = still > STILL_SECONDS or in_all > WAIT_SECONDS
+            assert not given_up, f"not after {in_all:.0f} s, the last {still:.0f} s of them as now: {what}:\n{why}"
             time.sleep(0.2)
         self._tell(what)
 
@@ -254,16 +272,28 @@ class Chaos:
     def _give_up_node(self) -> None:
         """A node that never answers again: its pods are deleted by Kubernetes, and given up by the operator."""
         self.kubelet.dead.clear()
-        self.faults.node_lost()
-        lost = set(self.kubelet.dead)
+        lost = self.chance.choice(self.kubelet.nodes[1:])
+
+        def there() -> list[Job]:
+            on = lambda job: any(pod["spec"].get("nodeName") == lost for pod in job.pods.values())  # noqa: E731
+            return self.faults.jobs(lambda job: not job.ended and on(job))
+
+        self._wait(f"jobs have pods on {lost}", lambda: len(there()) > 2 or str(there()))
+        replaced, deleted = there()[:2]
+        self.kubelet.dead.add(lost)
+        self.faults.replace_job(replaced)  # what people do then
+        self.faults.delete_job(deleted)
 
         def given_up() -> bool | str:
-            left = [
-                pod["metadata"]["name"] for pod in self.record.objects("Pod") if pod["spec"].get("nodeName") in lost
-            ]
+            with self.record.lock:
+                left = [
+                    pod["metadata"]["name"]
+                    for pod in self.record.objects("Pod")
+                    if pod["spec"].get("nodeName") == lost and not self.judge.left_to_kubernetes(pod)
+                ]
             return not left or f"{lost}: {left}"
 
-        self._wait("the pods of a lost node are given up", given_up, 90)
+        self._wait("the pods of a lost node are given up", given_up)
         told = [entry["cause"] for entry in self._misfit().status.get("restarts") or []]
         assert "ScheduleTimeout" in told, f"half a gang has kept its node: {self._misfit().status}"
         self.faults.delete_job(self._misfit())
@@ -283,7 +313,7 @@ class Chaos:
         self.faults.foreign_objects_go()
         for _ in range(5):
             self.faults.resumed()
-        self._wait("every job is in the state that its history implies", self._as_implied, SETTLE_SECONDS)
+        self._wait("every job is in the state that its history implies", self._as_implied)
         time.sleep(QUIET_SECONDS)
         self.audit.read()
         before = self.audit.writes
@@ -300,7 +330,7 @@ class Chaos:
         for job in self.faults.jobs(lambda job: job.status.get("state") == "Running"):
             head = next(pod for pod in job.pods.values() if pod["metadata"]["name"].endswith("-0"))
             self.kubelet.end(head, ended(0, "Completed", last_words(0, "Completed")))
-        self._wait("jobs that ran have succeeded and given everything back", self._as_implied, 40)
+        self._wait("jobs that ran have succeeded and given everything back", self._as_implied)
         for operator in self.operators:
             operator.kill()
         for job in self.faults.jobs(lambda job: True):
@@ -309,13 +339,12 @@ class Chaos:
         self._wait_gone()
 
     def _wait_gone(self) -> None:
-        deadline = time.monotonic() + 60
-        while left := [
-            f"{item['kind']} {item['metadata']['name']}"
-            for item in self._ours()
-            if item["kind"] == "GRPOJob" or MANAGED_BY in (item["metadata"].get("labels") or {})
-        ]:
-            assert time.monotonic() < deadline, f"left behind: {left}"
-            time.sleep(0.2)
-        self._check()
-        self._tell("deleted with no operator there: nothing is left")
+        def gone() -> bool | str:
+            left = [
+                f"{item['kind']} {item['metadata']['name']}"
+                for item in self._ours()
+                if item["kind"] == "GRPOJob" or MANAGED_BY in (item["metadata"].get("labels") or {})
+            ]
+            return not left or f"left behind: {left}"
+
+        self._wait("deleted with no operator there: nothing is left", gone, operators=False)

@@ -49,11 +49,12 @@ class FakeKube:
         return copy.deepcopy(self.objects.get((kind, name)))
 
     async def list(self, kind: str, namespace: str = "", selector: str = "", fields: str = "") -> list[Object]:
-        """All of a kind, or where `fields` asks for it, the Events that speak of one object."""
+        """All of a kind, or where `fields` asks for it, the one of a name or the Events that speak of one object."""
         self.requests.append(("list", kind, fields))
-        uid = fields.partition(",")[0].removeprefix("involvedObject.uid=")
+        place, _, wanted = fields.partition(",")[0].partition("=")
+        part, _, key = place.partition(".")
         found = [item for (held, _), item in self.objects.items() if held == kind]
-        return [item for item in found if not fields or item["involvedObject"]["uid"] == uid]
+        return [copy.deepcopy(item) for item in found if not fields or item[part][key] == wanted]
 
     async def patch(self, kind: str, namespace: str, name: str, change: Object) -> Object:
         self.requests.append(("patch", kind, name))

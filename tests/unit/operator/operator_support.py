@@ -14,6 +14,8 @@ from grpo_operator.plan import Plan, plan
 
 NOW = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
 UID = "11111111-2222-3333-4444-555555555555"
+EARLIER = "99999999-2222-3333-4444-555555555555"
+"""UID of an earlier job of the same name."""
 NOTHING = Capabilities()
 WORKLOAD, POD_GROUP = "Workload.v1beta1.scheduling.k8s.io", "PodGroup.v1beta1.scheduling.k8s.io"
 NATIVE = Capabilities(kinds=frozenset({WORKLOAD, POD_GROUP}), native_topology=True)
@@ -114,6 +116,14 @@ def ended(rank: int, code: int, reason: str = "", message: str = "", at: float =
 
 def deleting(item: Object) -> Object:
     item["metadata"]["deletionTimestamp"] = rfc3339(NOW)
+    return item
+
+
+def left_over(rank: int, **metadata: Any) -> Object:
+    """A pod that an earlier job of this name has left on a node that does not answer, told to go."""
+    item = deleting(running(rank))
+    item["metadata"]["ownerReferences"][0]["uid"] = EARLIER
+    item["metadata"] |= metadata
     return item
 
 

@@ -11,19 +11,21 @@ from grpo_operator.kube import KubeError
 from grpo_operator.plan import Plan
 from tests.unit.operator.fake_kube import FakeKube
 from tests.unit.operator.operator_support import (
-    NOTHING,
+    EARLIER,
     POD_GROUP,
+    UID,
     WORKLOAD,
     child,
     deleting,
     later,
+    left_over,
     raw_job,
     rfc3339,
     running,
 )
+from tests.unit.operator.test_observe import cache_of, seen
 
 KEY = ("team", "sums")
-OTHER = "99999999-2222-3333-4444-555555555555"
 
 OLD = {"state": "Running", "createdAttempt": 0, "progress": {"step": 3, "etaSeconds": 9}, "nodes": {"ready": 2}}
 PATCHES = [
@@ -47,7 +49,7 @@ async def test_status_patch_makes_the_status_the_new_one(old, new):
 
 
 async def test_status_of_a_namesake_made_since_is_not_written():
-    kube = FakeKube({**raw_job(), "metadata": {**raw_job()["metadata"], "uid": OTHER}})
+    kube = FakeKube({**raw_job(), "metadata": {**raw_job()["metadata"], "uid": EARLIER}})
     with pytest.raises(KubeError) as error:
         await apply.patch_status(kube, Cache(), raw_job(), {"state": "Running"})
     assert error.value.code == 422
@@ -62,18 +64,73 @@ async def test_namesake_of_a_pod_is_not_deleted():
 
 
 @pytest.mark.parametrize("grace", [0, 30, 120])
-async def test_pod_that_does_not_go_is_forced_after_its_grace(grace):
+@pytest.mark.parametrize("owner", [UID, EARLIER], ids=["ours", "an earlier job's"])
+async def test_pod_that_does_not_go_is_forced_after_its_grace(grace, owner):
     pod, going = running(0), {}
-    kube = FakeKube(pod)
-    assert await apply.force_stuck(kube, [pod], NOTHING, going, 1000) is None, "nobody told it to go"
+    pod["metadata"]["ownerReferences"][0]["uid"] = owner
+    kube = FakeKube(raw_job(), pod)
+
+    async def look(now):
+        return await apply.force_stuck(kube, seen(cache_of(pod)), going, now)
+
+    assert await look(1000) is None, "nobody told it to go"
     pod["metadata"] |= {"deletionTimestamp": rfc3339(later(0)), "deletionGracePeriodSeconds": grace}
-    assert await apply.force_stuck(kube, [pod], NOTHING, going, 5000) == grace + 90
-    assert await apply.force_stuck(kube, [pod], NOTHING, going, 5089 + grace) == 1
+    assert await look(5000) == grace + 90
+    assert await look(5089 + grace) == 1
     assert kube.writes() == []
-    assert await apply.force_stuck(kube, [pod], NOTHING, going, 5090 + grace) is None
+    assert await look(5090 + grace) is None
     assert kube.writes() == [("delete", "Pod", "sums-0", "grace=0")]
-    await apply.force_stuck(kube, [], NOTHING, going, 5091 + grace)
+    await apply.force_stuck(kube, seen(cache_of()), going, 5091 + grace)
     assert going == {}
+
+
+def owned_by(**fields):
+    return {**left_over(0)["metadata"]["ownerReferences"][0], **fields}
+
+
+MINE = owned_by()
+LABELS = left_over(0)["metadata"]["labels"]
+
+
+@pytest.mark.parametrize(
+    ("pod", "forced"),
+    [
+        (left_over(0), True),
+        (left_over(0, name="sums-1"), False),
+        (left_over(0, name="sums"), False),
+        (left_over(0, deletionTimestamp=None), False),
+        (left_over(0, ownerReferences=[]), False),
+        (left_over(0, ownerReferences=[owned_by(kind="Job", apiVersion="batch/v1")]), False),
+        (left_over(0, ownerReferences=[owned_by(apiVersion="else.dev/v1")]), False),
+        (left_over(0, ownerReferences=[owned_by(controller=False)]), False),
+        (left_over(0, ownerReferences=[owned_by(name="other")]), False),
+        (left_over(0, ownerReferences=[MINE, owned_by(kind="Job", apiVersion="batch/v1", controller=False)]), False),
+        (left_over(0, labels={}), False),
+        (left_over(0, labels={**LABELS, "app.kubernetes.io/managed-by": "helm"}), False),
+        (left_over(0, labels={**LABELS, "grpo.dev/job-name": "other"}), False),
+        (left_over(0, labels={**LABELS, "grpo.dev/node-rank": "1"}), False),
+    ],
+    ids=[
+        *("ours", "another rank's name", "no rank's name", "not told to go", "no owner", "a Job's", "another group's"),
+        *("not controlled", "another job's", "somebody else's too"),
+        *("no labels", "managed by another", "another job's label", "another rank's label"),
+    ],
+)
+async def test_pod_of_an_earlier_job_is_forced_only_where_it_is_surely_ours(pod, forced):
+    kube, going = FakeKube(raw_job(), pod), {}
+    for now in (0, 1000):
+        await apply.force_stuck(kube, seen(cache_of(pod)), going, now)
+    assert kube.writes() == ([("delete", "Pod", pod["metadata"]["name"], "grace=0")] if forced else [])
+
+
+@pytest.mark.parametrize("successor", [EARLIER, None], ids=["has its namesake", "is there no more"])
+async def test_pod_is_not_taken_for_an_earlier_jobs_where_the_watch_of_jobs_is_behind(successor):
+    """The cache shows a job that is deleted, and the pod is of its namesake or of nobody's."""
+    there = [] if successor is None else [{**raw_job(), "metadata": {**raw_job()["metadata"], "uid": successor}}]
+    kube, going = FakeKube(left_over(0), *there), {}
+    for now in (0, 1000):
+        await apply.force_stuck(kube, seen(cache_of(left_over(0))), going, now)
+    assert kube.writes() == []
 
 
 async def create(kube, *manifests, cache=None):
@@ -138,7 +195,7 @@ async def test_kept_claim_of_an_earlier_job_of_this_name_is_taken():
 
 FOREIGN_CLAIM = child("PersistentVolumeClaim", "sums-checkpoints", owner=None)
 FOREIGN_CLAIM["metadata"]["labels"] = {}
-DEPLOYMENTS = child("ConfigMap", "sums-config", owner=OTHER)
+DEPLOYMENTS = child("ConfigMap", "sums-config", owner=EARLIER)
 DEPLOYMENTS["metadata"]["ownerReferences"][0] |= {"apiVersion": "apps/v1", "kind": "Deployment"}
 
 
@@ -147,7 +204,7 @@ DEPLOYMENTS["metadata"]["ownerReferences"][0] |= {"apiVersion": "apps/v1", "kind
     [
         (child("ConfigMap", "sums-config", owner=None), CONFIG),
         (DEPLOYMENTS, CONFIG),
-        (child("ConfigMap", "sums-config", job="other", owner=OTHER), CONFIG),
+        (child("ConfigMap", "sums-config", job="other", owner=EARLIER), CONFIG),
         (FOREIGN_CLAIM, CLAIM),
         (child("PersistentVolumeClaim", "sums-checkpoints", job="other", owner=None), CLAIM),
     ],
@@ -168,8 +225,8 @@ async def test_foreign_object_of_the_name_is_told_and_not_touched(held, manifest
 @pytest.mark.parametrize(
     "held",
     [
-        child("ConfigMap", "sums-config", owner=OTHER),
-        deleting(child("ConfigMap", "sums-config", owner=OTHER)),
+        child("ConfigMap", "sums-config", owner=EARLIER),
+        deleting(child("ConfigMap", "sums-config", owner=EARLIER)),
         deleting(child("ConfigMap", "sums-config")),
     ],
 )

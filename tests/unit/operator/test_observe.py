@@ -5,6 +5,7 @@ import pytest
 from grpo_operator.cache import Cache, key_of
 from grpo_operator.observe import observe
 from tests.unit.operator.operator_support import (
+    EARLIER,
     POD_GROUP,
     UID,
     WORKLOAD,
@@ -14,7 +15,6 @@ from tests.unit.operator.operator_support import (
 )
 
 KEY = ("team", "sums")
-EARLIER = "99999999-2222-3333-4444-555555555555"
 
 
 def cache_of(*items, job=None):

@@ -12,7 +12,17 @@ from grpo_operator.reconciler import Reconciler
 from grpo_operator.resync import Resync
 from grpo_operator.settings import Settings
 from tests.unit.operator.fake_kube import FakeKube
-from tests.unit.operator.operator_support import child, deleting, ended, later, raw_job, running, training
+from tests.unit.operator.operator_support import (
+    UID,
+    child,
+    deleting,
+    ended,
+    later,
+    left_over,
+    raw_job,
+    running,
+    training,
+)
 
 KEY = ("team", "sums")
 SETTINGS = Settings(
@@ -219,6 +229,29 @@ async def test_job_that_is_being_deleted_is_not_written_to():
     rig = Rig(deleting(raw_job()), ended(0, 1), running(1))
     await rig.reconcile()
     assert rig.kube.requests == []
+
+
+async def test_gang_is_made_when_the_pods_of_an_earlier_job_are_given_up():
+    """Its node is lost, and so the job was deleted and applied again."""
+    rig = Rig(raw_job(), left_over(0, deletionGracePeriodSeconds=30), left_over(1, deletionGracePeriodSeconds=30))
+    for seconds in (0, 119):
+        rig.now = later(seconds)
+        await rig.reconcile()
+        assert rig.status["reason"] == "CreatingPods"
+        assert "waits until Pod sums-0 of an earlier job is deleted" in rig.status["message"]
+        assert not [request for request in rig.kube.writes() if request[0] == "delete"]
+    rig.now = later(120)
+    await rig.reconcile()
+    pods = [item for (kind, _), item in rig.kube.objects.items() if kind == "Pod"]
+    assert [owner["uid"] for item in pods for owner in item["metadata"]["ownerReferences"]] == [UID, UID]
+
+
+async def test_pods_of_another_controllers_job_and_of_its_namesake_are_left_alone():
+    rig = Rig(raw_job(runPolicy={"managedBy": "example.com/other"}), left_over(0), deleting(running(1)))
+    for seconds in (0, 1000):
+        rig.now = later(seconds)
+        await rig.reconcile()
+    assert rig.kube.writes() == []
 
 
 async def test_refused_child_is_told_once_and_made_after_the_repair():

@@ -16,6 +16,7 @@ from grpo_operator.resync import Resync
 from grpo_operator.watch_health import WatchHealth
 from tests.unit.operator.operator_support import raw_job
 from tests.unit.operator.test_reconciler import SETTINGS, FakeReader, ListedKube
+from tests.unit.operator.virtual_time import in_virtual_time, monotonic
 
 
 class Clock:
@@ -37,7 +38,7 @@ def health_at(clock, *namespaces):
 def test_watch_that_brings_what_lists_show_owes_nothing():
     clock = Clock()
     health = health_at(clock)
-    health.brought("Pod", at(7))
+    health.brought("Pod", at(7), "ADDED")
     health.listed("Pod", "", [at(5), at(7), at(6)])
     clock.now = 1000
     assert health.owes() == ("", 0)
@@ -46,16 +47,16 @@ def test_watch_that_brings_what_lists_show_owes_nothing():
 def test_watch_that_does_not_bring_what_a_list_shows_is_told():
     clock = Clock()
     health = health_at(clock)
-    health.brought("Pod", at(7))
+    health.brought("Pod", at(7), "ADDED")
     health.listed("Pod", "", [at(9)])
     health.listed("Service", "", [])
     clock.now = 300
     health.listed("Pod", "", [at(9), at(50)])
     clock.now = 361
     assert health.owes() == ("Pods in all namespaces", 361), "since the first list that it did not match"
-    health.brought("Service", at(60))
+    health.brought("Service", at(60), "ADDED")
     assert health.owes()[1] == 361, "versions of another kind pay no debt"
-    health.brought("Pod", at(9))
+    health.brought("Pod", at(9), "ADDED")
     assert health.owes() == ("", 0)
 
 
@@ -64,7 +65,7 @@ def test_what_went_before_the_watch_began_is_no_debt():
     clock = Clock()
     health = health_at(clock)
     health.listed("Pod", "", [at(5), at(9)])
-    health.brought("Pod", at(5))
+    health.brought("Pod", at(5), "ADDED")
     clock.now = main.FIRST_RESYNC_SECONDS
     health.listed("Pod", "", [at(5)])
     clock.now += WATCH_BEHIND_SECONDS + 1
@@ -76,7 +77,7 @@ def test_quiet_cluster_owes_nothing():
     """No event for an hour is no sign of a dead watch."""
     clock = Clock()
     health = health_at(clock)
-    health.brought("Pod", at(7))
+    health.brought("Pod", at(7), "ADDED")
     for clock.now in range(0, 3600, 300):
         health.listed("Pod", "", [at(7)])
     assert health.owes() == ("", 0)
@@ -87,7 +88,7 @@ def test_each_namespace_has_its_own_watch():
     health = health_at(clock, "team", "other")
     health.listed("Pod", "team", [at(5)])
     health.listed("Pod", "other", [at(6, "other")])
-    health.brought("Pod", at(8, "other"))
+    health.brought("Pod", at(8, "other"), "ADDED")
     clock.now = 61
     assert health.owes() == ("Pods in team", 61)
 
@@ -185,6 +186,27 @@ async def test_gang_api_that_comes_later_starts_the_process_anew(monkeypatch, ca
         await asyncio.wait_for(operator_with(kube, monkeypatch)._keep_in_sync(), 5)
     assert kube.answers == []
     assert "what the cluster has for gangs has changed" in caplog.text
+
+
+@in_virtual_time
+async def test_what_went_before_a_watch_began_anew_is_found_soon():
+    """Its place in the history was gone (410): it begins with a list, and tells of no deletion before that."""
+    kube, times = Api(*[False] * 6), []
+    operator = Operator(SETTINGS)
+    operator.kube = kube
+    operator.resync = Resync(kube, operator.cache, operator.reconciler.queue, (), ClusterView())
+    begin = monotonic()
+    kube.meanwhile = lambda kind: times.append(monotonic() - begin) if kind == "GRPOJob" else None
+    sync = asyncio.create_task(operator._keep_in_sync())
+    await asyncio.sleep(400)
+    for event in ("ADDED", "MODIFIED", "DELETED"):
+        operator.resync.health.brought("GRPOJob", raw_job(), event)
+    await asyncio.sleep(100)
+    for kind in ("GRPOJob", "Pod"):
+        operator.resync.health.brought(kind, raw_job(), None)
+    await asyncio.sleep(400)
+    sync.cancel()
+    assert times == [30, 330, 505, 535, 835]
 
 
 @pytest.mark.parametrize(
