@@ -56,7 +56,7 @@ class Audit:
     def _take(self, event: Object) -> None:
         if event["responseStatus"].get("code", 0) in (0, 429, 503):
             return  # turned away, mostly before the request was read
-        user, place, body = event["user"]["username"], event.get("objectRef") or {}, event.get("requestObject") or {}
+        user, place, body = event["user"]["username"], event.get("objectRef") or {}, event.get("requestObject")
         asked = datetime.fromisoformat(event["requestReceivedTimestamp"]).timestamp()
         if place.get("resource") == "leases":
             if 200 <= event["responseStatus"]["code"] < 300:
@@ -70,12 +70,13 @@ class Audit:
         )
         self._may(user, asked, what)
         if event["verb"] == "delete":
-            uid = (body.get("preconditions") or {}).get("uid")
+            options = body or {}
+            uid = (options.get("preconditions") or {}).get("uid")
             if uid is None:
                 self.broken.append(f"{what}: names no UID, so it may hit a namesake")
-            elif body.get("gracePeriodSeconds") == 0:
+            elif options.get("gracePeriodSeconds") == 0:
                 self.without_grace.append((asked, uid))
-        elif place.get("subresource") == "status" and not body.get("metadata", {}).get("uid"):
+        elif place.get("subresource") == "status" and not _tests_uid(body):
             self.broken.append(f"{what}: names no UID, so it may hit a namesake")
 
     def _may(self, user: str, asked: float, what: str) -> None:
@@ -86,3 +87,8 @@ class Audit:
         self._strays += 1
         if self._strays > STRAY_WRITES:
             self.broken.append(f"{what}: without the Lease")
+
+
+def _tests_uid(patch: Any) -> bool:
+    """Of a JSON patch (RFC 6902). A merge patch of a custom resource's status tests nothing, whatever it names."""
+    return isinstance(patch, list) and any(step["op"] == "test" and step["path"] == "/metadata/uid" for step in patch)
