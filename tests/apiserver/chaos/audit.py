@@ -41,6 +41,7 @@ class Audit:
         """When each process of a user was started: before that, the Lease was another's."""
         self.broken: list[str] = []
         self.writes = 0
+        """Those that may have changed something."""
         self.without_grace: list[tuple[float, str]] = []
         """(time, UID) of deletions without grace."""
 
@@ -64,7 +65,8 @@ class Audit:
                 if self._holder != user:
                     self._holder, self._since, self._strays = user, self._renewed, 0
             return
-        self.writes += 1
+        asks = place.get("resource") == "selfsubjectaccessreviews" or "dryRun=" in event["requestURI"]
+        self.writes += 200 <= event["responseStatus"]["code"] < 300 and not asks
         what = (
             f"{event['requestReceivedTimestamp']}: {user}: {event['verb']} {place.get('resource')} {place.get('name')}"
         )

@@ -30,7 +30,7 @@ MEAN_PAUSE_SECONDS = 0.3
 STILL_SECONDS, WAIT_SECONDS = 120.0, 400.0
 """How long nothing may change in what is waited for, and how long that may take in all. A lost node's pods are given up
 after some 30 s, and a pause before an attempt lasts 30 s or so."""
-QUIET_SECONDS = 3.0
+QUIET_SECONDS = 6.0
 GRACE_SECONDS = 3
 """Of pods; 30 s otherwise."""
 FORCE_AFTER_SECONDS = 8.0
@@ -303,6 +303,18 @@ class Chaos:
         due = lambda uid: self.judge.going.get(uid, float("inf")) + FORCE_AFTER_SECONDS  # noqa: E731
         return [f"{uid} was given up too soon" for at, uid in self.audit.without_grace if at < due(uid)]
 
+    def _wait_quiet(self) -> None:
+        """Nothing is written though nothing happens; the last news of a start may still be on their way."""
+        seen, since = -1, time.monotonic()
+
+        def quiet() -> bool | str:
+            nonlocal seen, since
+            if self.audit.writes != seen:
+                seen, since = self.audit.writes, time.monotonic()
+            return time.monotonic() - since > QUIET_SECONDS or "writes go on"
+
+        self._wait("nothing is written any more", quiet)
+
     def _settle(self) -> None:
         """No more faults: every job must come to the state that its history implies, and then nothing is written."""
         self._tell(f"faults: {dict(sorted(self.faults.done.items()))}")
@@ -314,12 +326,7 @@ class Chaos:
         for _ in range(5):
             self.faults.resumed()
         self._wait("every job is in the state that its history implies", self._as_implied)
-        time.sleep(QUIET_SECONDS)
-        self.audit.read()
-        before = self.audit.writes
-        time.sleep(QUIET_SECONDS)
-        self._check()
-        assert self.audit.writes == before, f"{self.audit.writes - before} writes though nothing happens"
+        self._wait_quiet()
         assert not (told := self._forced()), told
         states = Counter("deleted" if job.deleted else job.status["state"] for job in self.judge.jobs.values())
         self._tell(f"{len(self.judge.jobs)} jobs: {dict(states)}; {self.audit.writes} writes")
