@@ -16,6 +16,23 @@ def key_of(item: Object) -> Key | None:
     return (metadata["namespace"], name) if name else None
 
 
+_UNREAD = {"env", "envFrom", "command", "args", "volumeMounts", "livenessProbe", "readinessProbe", "startupProbe"}
+
+
+def _slim(kind: str, item: Object) -> Object:
+    """What is read of an object. The rest, field managers and environments above all, was half of the memory."""
+    result = {key: value for key, value in item.items() if kind != "ConfigMap" or key not in ("data", "binaryData")}
+    result["metadata"] = {key: value for key, value in item["metadata"].items() if key != "managedFields"}
+    if kind == "Pod":
+        result["spec"] = dict(item.get("spec") or {})
+        for field in {"containers", "initContainers"} & result["spec"].keys():
+            result["spec"][field] = [
+                {key: value for key, value in container.items() if key not in _UNREAD}
+                for container in result["spec"][field] or []
+            ]
+    return result
+
+
 class Cache:
     """Filled by an initial list and by watch events; a write's answer goes in at once, so that no write is repeated."""
 
@@ -36,7 +53,7 @@ class Cache:
     def put_job(self, job: Object) -> Key:
         key = (job["metadata"]["namespace"], job["metadata"]["name"])
         if not _older(job, self._jobs.get(key)):
-            self._jobs[key] = job
+            self._jobs[key] = _slim(names.KIND, job)
         return key
 
     def drop_job(self, job: Object) -> Key:
@@ -52,7 +69,7 @@ class Cache:
             held = self._children.setdefault(key, {})
             child = (kind, item["metadata"]["name"])
             if not _older(item, held.get(child)):
-                held[child] = item
+                held[child] = _slim(kind, item)
         return key
 
     def drop_child(self, kind: str, item: Object) -> Key | None:

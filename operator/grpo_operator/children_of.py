@@ -1,8 +1,11 @@
 """All children that a job should have, in order of creation."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+from grpo_api import names
 from grpo_api.job import GRPOJob
 from grpo_operator.children.claim import claim
 from grpo_operator.children.configmap import config_map
@@ -10,7 +13,7 @@ from grpo_operator.children.pods import pod
 from grpo_operator.children.service import service
 from grpo_operator.gang.base import Gang, Waiting
 from grpo_operator.gang.choice import choose
-from grpo_operator.kube import Object
+from grpo_operator.kube import Object, kind_of
 from grpo_operator.observe import Observed
 from grpo_operator.policies.podstate import attempt_of
 
@@ -19,7 +22,8 @@ from grpo_operator.policies.podstate import attempt_of
 class Wanted:
     """What must exist for an attempt, or why it cannot."""
 
-    manifests: list[Object]
+    makers: dict[tuple[str, str], Callable[[], Object]]
+    """Who makes each child, by its (kind, name), in order of creation. Mostly all are there and none is called."""
     gang: dict[str, Any]
     """`status.gang`."""
     fault: str | None = None
@@ -28,6 +32,10 @@ class Wanted:
     consults: tuple[str, str] | None = None
     """(kind, name) of another controller's object that says more of that."""
 
+    @property
+    def manifests(self) -> list[Object]:
+        return [make() for make in self.makers.values()]
+
 
 def wanted(job: GRPOJob, attempt: int, observed: Observed) -> Wanted:
     pods = [pod for pod in observed.pods if attempt_of(pod) == attempt]
@@ -35,43 +43,45 @@ def wanted(job: GRPOJob, attempt: int, observed: Observed) -> Wanted:
     in_use = ((observed.job.get("status") or {}).get("gang") or {}).get("backend") if pods else None
     backend, why = choose(job, observed.capabilities, in_use)
     if backend is None:
-        return Wanted([], {"backend": job.spec.gang_scheduling.backend, "reason": why}, fault=why)
-    made_claim = claim(job)
-    made_pods = [
-        backend.decorate(pod(job, rank, attempt, observed.default_image), gang)
-        for rank in range(job.spec.trainer.nnodes)
-    ]
-    manifests = [
-        *([made_claim] if made_claim else []),
-        config_map(job),
-        service(job),
-        *backend.objects(gang),
-        *made_pods,
-    ]
+        return Wanted({}, {"backend": job.spec.gang_scheduling.backend, "reason": why}, fault=why)
+    makers: dict[tuple[str, str], Callable[[], Object]] = {}
+    if (made_claim := claim(job)) is not None:
+        makers[kind_of(made_claim), made_claim["metadata"]["name"]] = lambda: made_claim
+    makers["ConfigMap", names.config_map_name(job.name)] = partial(config_map, job)
+    makers["Service", names.service_name(job.name)] = partial(service, job)
+    for item in backend.objects(gang):
+        makers[kind_of(item), item["metadata"]["name"]] = partial(dict, item)
+
+    def make_pod(rank: int) -> Object:
+        return backend.decorate(pod(job, rank, attempt, observed.default_image), gang)
+
+    for rank in range(job.spec.trainer.nnodes):
+        makers["Pod", names.pod_name(job.name, rank)] = partial(make_pod, rank)
     return Wanted(
-        manifests,
+        makers,
         {"backend": backend.name, "reason": why},
         waiting=backend.waiting(gang),
         consults=backend.consults(gang),
     )
 
 
-def spoiled(manifests: list[Object], observed: Observed) -> list[tuple[str, Object]]:
+def spoiled(made: Wanted, observed: Observed) -> list[tuple[str, Object]]:
     """Services that somebody has edited, to be made anew: without theirs, the pods of a gang do not find each other.
 
     The job's file needs no such look, its ConfigMap is immutable; and pods are the restart policy's business.
     """
-    return [
-        ("Service", found)
-        for item in manifests
-        if item["kind"] == "Service"
-        and (found := observed.children.get(("Service", item["metadata"]["name"]))) is not None
-        and not found["metadata"].get("deletionTimestamp")
-        and (
-            found.get("spec", {}).get("selector") != item["spec"]["selector"]  # one key more and it selects none
-            or not _holds(found.get("spec"), item["spec"])
-        )
-    ]
+    result = []
+    for (kind, name), make in made.makers.items():
+        found = observed.children.get((kind, name))
+        if kind != "Service" or found is None or found["metadata"].get("deletionTimestamp"):
+            continue
+        asked = make()["spec"]
+        if (
+            found.get("spec", {}).get("selector") != asked["selector"]  # one key more and it selects none
+            or not _holds(found.get("spec"), asked)
+        ):
+            result.append((kind, found))
+    return result
 
 
 def _holds(found: Any, asked: Any) -> bool:

@@ -18,6 +18,7 @@ class ClusterView:
         self.changed = asyncio.Event()
         self._uses: dict[str, Use] = {}
         """By the pod's UID."""
+        self._gated: set[str] = set()
         self._versions: dict[str, int] = {}
         self._bound: dict[str, bool] = {}
         self._looked_at: dict[str, tuple[object, ...]] = {}
@@ -25,6 +26,9 @@ class ClusterView:
 
     def cluster(self) -> Cluster:
         return Cluster(tuple(self.nodes.values()), tuple(self._uses.values()))
+
+    def any_gated(self) -> bool:
+        return bool(self._gated)
 
     def put_node(self, item: Object) -> None:
         node = node_of(item)
@@ -52,6 +56,7 @@ class ClusterView:
         if self._looked_at.get(uid) == looked_at:
             return  # most events are news of a pod's containers, and reading quantities takes its time
         self._looked_at[uid] = looked_at
+        self._gated.add(uid) if waits else self._gated.discard(uid)
         self._bound[uid] = bool(pod["spec"].get("nodeName"))
         # A pod that has been released takes its place before the scheduler puts it there.
         place = pod["spec"].get("nodeName") or (None if waits else gated.planned_node(pod))
@@ -70,6 +75,7 @@ class ClusterView:
         uid = pod["metadata"]["uid"]
         self._versions.pop(uid, None)
         self._bound.pop(uid, None)
+        self._gated.discard(uid)
         self._looked_at.pop(uid, None)
         if self._uses.pop(uid, None) is not None:
             self.changed.set()

@@ -24,11 +24,13 @@ def told(old: dict[str, Any], new: dict[str, Any]) -> list[Told]:
     if (entry := statuses.new_restart(old, new)) is not None:
         found.append(("Warning", "Restarting", f"attempt {new['attempt']}: {entry['cause']}: {message}"))
         return found
-    if new.get("createdAttempt") is not None and new.get("createdAttempt") != old.get("createdAttempt"):
+    trains = state == names.State.RUNNING != old.get("state")
+    made_pods = new.get("createdAttempt") is not None and new.get("createdAttempt") != old.get("createdAttempt")
+    if made_pods and not trains:  # pods that all run by now are told of once
         total = (new.get("nodes") or {}).get("total")
         found.append(("Normal", "PodsCreated", f"{total} pods of attempt {new['createdAttempt']}"))
     if state != old.get("state"):
-        if state == names.State.RUNNING:
+        if trains:
             found.append(("Normal", "Training", _training(new)))
         elif state == names.State.SUCCEEDED:
             found.append(("Normal", "Succeeded", message))

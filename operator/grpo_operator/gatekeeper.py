@@ -65,7 +65,11 @@ class Gatekeeper:
     async def decide(self) -> None:
         """One decision carried out. What a crash cuts off, the next one completes: the gang has then begun."""
         now = self._clock()
-        waiting = dict(self._waiting())
+        # Without a gate in the cluster, each pod that starts would be a reason to look at all jobs.
+        waiting = dict(self._waiting()) if self._view.any_gated() else {}
+        if not waiting:
+            self._tell({}, now.timestamp())
+            return
         made = decide(self._view.cluster(), [gang for gang, _ in waiting.values()], now.timestamp())
         for key, begin in made.heads.items():
             await self._keep_room(waiting[key][1][0], begin)

@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 from urllib.parse import quote, urlencode
+from urllib.request import getproxies
 
 from kubernetes.aio import client, config
 from kubernetes.aio.client.exceptions import ApiException
@@ -75,6 +76,8 @@ class Kube:
         else:
             await config.load_kube_config(client_configuration=configuration)
         configuration.retries = None  # False is taken for a number, and tries for ever
+        # Else it reads ~/.netrc in a thread before each request, a sixth of this process's time. Proxies it must know.
+        configuration.client_session_kwargs = {"trust_env": bool(getproxies())}
         self._api = client.ApiClient(configuration=configuration)
 
     async def close(self) -> None:

@@ -15,6 +15,7 @@ The order of decisions, each of which ends the plan:
 """
 
 import copy
+import json
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -28,15 +29,16 @@ from grpo_api.names import Condition, State
 from grpo_api.validation import size_faults
 from grpo_operator import children_of, status
 from grpo_operator.gang.choice import KINDS as GANG_KINDS
-from grpo_operator.kube import Object, kind_of
+from grpo_operator.kube import Object
 from grpo_operator.observe import Observed
 from grpo_operator.policies import limits, phase, placement, podstate, problems, restart
 from grpo_operator.reasons import Cause, Reason
 
 MAX_RESTART_ENTRIES = 20
 MAX_REMEMBERED = 1024
-_valid: OrderedDict[str, tuple[Object, GRPOJob]] = OrderedDict()
-"""Specs by UID and what became of them, the last used at the end. It changes no answer: parsing is a pure function."""
+_valid: OrderedDict[tuple[str, str], GRPOJob] = OrderedDict()
+"""Valid jobs by UID and the text of the spec, the last used at the end. It changes no answer: parsing is a pure
+function."""
 
 
 @dataclass
@@ -104,14 +106,14 @@ def plan(observed: Observed, now: datetime) -> Plan:
 def _parse(job: Object) -> GRPOJob:
     """The job, valid. A spec that was parsed before is not parsed anew: that would be half of a plan's time."""
     metadata = job["metadata"]
-    held = _valid.get(metadata["uid"])
-    if held is not None and held[0] == job["spec"]:
-        _valid.move_to_end(metadata["uid"])
-        return held[1].model_copy(update={"metadata": metadata})
+    key = (metadata["uid"], json.dumps(job["spec"]))
+    if (held := _valid.get(key)) is not None:
+        _valid.move_to_end(key)
+        return held.model_copy(update={"metadata": metadata})
     parsed = parse_job(job)
     if faults := size_faults(parsed.spec):
         raise InvalidJobError(faults)
-    _valid[metadata["uid"]] = (copy.deepcopy(job["spec"]), parsed)
+    _valid[key] = parsed
     if len(_valid) > MAX_REMEMBERED:
         _valid.popitem(last=False)
     return parsed
@@ -248,14 +250,12 @@ def _make_children(
     if wanted.fault is not None:
         phase.not_running(made.status, State.PENDING, Reason.UNSCHEDULABLE, wanted.fault, now)
         return False
-    named = [((kind_of(item), item["metadata"]["name"]), item) for item in wanted.manifests]
     present = {*observed.children, *(("Pod", pod["metadata"]["name"]) for pod in pods)}
-    made.create = [item for child, item in named if child not in present]
-    needed = {child for child, _ in named}
+    made.create = [make() for child, make in wanted.makers.items() if child not in present]
     made.delete += [
-        (kind, item) for kind, item in _gang_objects(observed) if (kind, item["metadata"]["name"]) not in needed
+        (kind, item) for kind, item in _gang_objects(observed) if (kind, item["metadata"]["name"]) not in wanted.makers
     ]
-    made.delete += children_of.spoiled(wanted.manifests, observed)
+    made.delete += children_of.spoiled(wanted, observed)
     return True
 
 

@@ -38,6 +38,7 @@ def test_events_of_a_life():
     assert told(pending, complete) == [("Normal", "PodsCreated")]
     trains = {**complete, "state": "Running", "reason": "Training"}
     assert told(complete, trains) == [("Normal", "Training")]
+    assert told(pending, trains) == [("Normal", "Training")], "one Event tells of pods that are made and run by now"
     saved = {**trains, "checkpoint": {"step": 10, "path": "/checkpoints/team.sums/step-00000010"}}
     ((_, reason, message),) = events.told(trains, saved)
     assert reason == "Checkpoint"

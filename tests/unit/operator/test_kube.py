@@ -4,7 +4,7 @@ import asyncio
 import json
 
 import pytest
-from aiohttp import ClientError, web
+from aiohttp import ClientError, ClientSession, web
 from kubernetes.aio.config import kube_config
 
 from grpo_operator.kube import Kube, KubeError
@@ -107,3 +107,20 @@ async def test_server_that_is_away_is_an_error_that_the_queue_and_the_resync_kno
     with pytest.raises((ClientError, OSError, TimeoutError)):
         await asyncio.wait_for(kube.get("Pod", "team", "sums-0"), 5)
     assert kube.counted == [("get", "pods", 0)]
+
+
+@pytest.mark.parametrize(("proxy", "reads_netrc"), [(None, False), ("http://proxy.example:3128", True)])
+async def test_netrc_is_read_for_the_sake_of_a_proxy_only(kube, server, monkeypatch, proxy, reads_netrc):
+    for name in ("http_proxy", "HTTP_PROXY", "https_proxy", "HTTPS_PROXY", "no_proxy", "NO_PROXY", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    if proxy:
+        monkeypatch.setenv("http_proxy", proxy)
+        monkeypatch.setenv("no_proxy", "127.0.0.1")
+    made = Kube()
+    await made.connect()
+    asked = []
+    monkeypatch.setattr(ClientSession, "_get_netrc_auth", lambda self, host: asked.append(host))
+    await made.list("Pod", "team")
+    await made.close()
+    assert bool(asked) == reads_netrc
+    assert server.asked[-1][:2] == ("GET", "/api/v1/namespaces/team/pods")

@@ -1,11 +1,16 @@
 """What belongs to a job, and what the cache holds after events that come late, twice, or of namesakes."""
 
+import json
+
 import pytest
 
 from grpo_operator.cache import Cache, key_of
-from grpo_operator.observe import observe
+from grpo_operator.gang.cluster import requests_of
+from grpo_operator.observe import Observed, observe
+from grpo_operator.plan import plan
 from tests.unit.operator.operator_support import (
     EARLIER,
+    NOW,
     POD_GROUP,
     UID,
     WORKLOAD,
@@ -159,3 +164,26 @@ def test_what_is_handed_out_does_not_change_with_the_cache():
     cache.drop_job({"metadata": {"namespace": KEY[0], "name": KEY[1], "uid": UID}})
     assert list(children) == [("Pod", "sums-0")]
     assert [key for key, _ in jobs] == [KEY]
+
+
+def test_cache_keeps_what_is_read_and_no_more():
+    """A thousand jobs' environments, rewards and field managers were a hundred MB."""
+    job = raw_job()
+    made = plan(Observed(job=job, default_image="image"), NOW).create
+    managers = [{"manager": "kubectl", "operation": "Update", "fieldsV1": {"f:spec": {}}}]
+    cache = Cache()
+    cache.put_job({**job, "metadata": {**job["metadata"], "managedFields": managers}})
+    for item in made:
+        cache.put_child(item["kind"], {**item, "metadata": {**item["metadata"], "managedFields": managers}})
+    held = cache.children(KEY)
+    assert cache.job(KEY) == job
+    assert {name for _, name in held} == {item["metadata"]["name"] for item in made}
+    assert "managedFields" not in json.dumps([cache.job(KEY), *held.values()])
+    whole = next(item for item in made if item["kind"] == "Pod")
+    slim = held["Pod", whole["metadata"]["name"]]
+    assert "env" in whole["spec"]["containers"][0]
+    assert "env" not in slim["spec"]["containers"][0]
+    assert requests_of(slim["spec"]) == requests_of(whole["spec"])
+    assert slim["spec"]["volumes"] == whole["spec"]["volumes"]
+    assert [one["image"] for one in slim["spec"]["containers"]] == ["image"]
+    assert "data" not in held["ConfigMap", "sums-config"]

@@ -158,7 +158,7 @@ async def test_among_many_jobs_a_gang_that_starts_at_once_costs_one_patch():
     await rig.reconcile()
     assert rig.status["state"] == "Running"
     assert [kind for verb, kind, _ in rig.kube.writes() if verb == "patch"] == ["GRPOJob"]
-    assert rig.events() == ["PodsCreated", "Training"]
+    assert rig.events() == ["Training"]
 
 
 async def test_decision_waits_for_nothing():
