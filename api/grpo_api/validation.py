@@ -98,6 +98,10 @@ def _choice_faults(spec: GRPOJobSpec) -> list[FieldError]:
     if "{prompt}" not in template:
         message = "must hold {prompt}, which stands for the row's prompt: add it where the prompt belongs"
         faults.append(FieldError("spec.data.promptTemplate", template, message))
+    loss = spec.actor.policy_loss
+    if loss.clip_cov_lb >= loss.clip_cov_ub:
+        message = f"must be less than clipCovUb ({loss.clip_cov_ub:g}): no covariance is between them"
+        faults.append(FieldError("spec.actor.policyLoss.clipCovLb", loss.clip_cov_lb, message))
     if taken := _TEMPLATE_ARGUMENTS & spec.data.chat_template_kwargs.keys():
         message = "set by the trainer, or no variable of a template: remove them"
         faults.append(FieldError("spec.data.chatTemplateKwargs", sorted(taken), message))

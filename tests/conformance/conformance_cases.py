@@ -8,7 +8,7 @@ from grpo_api.job import GRPOJobSpec
 from grpo_api.spec.training import ActorSpec
 from grpo_trainer.aggregate import LossCounts, token_weights
 from grpo_trainer.losses import LossInputs, LossOutputs, compute_loss
-from grpo_trainer.policy_losses import find_loss
+from grpo_trainer.policy_losses import MiniBatch, find_loss
 
 HORIZON = 12
 """Padded length, and `data.maxResponseLength`."""
@@ -89,10 +89,20 @@ def our_loss(batch: Batch, actor: ActorSpec, *, reference: bool = False) -> tupl
         policy_weights=weights if own is None else token_weights(own, lengths, counts),
         entropy=torch.zeros_like(flat),
         ref_log_probs=batch.flat(batch.ref_log_probs) if reference else None,
+        chosen=chosen(batch, actor),
     )
     outputs = compute_loss(inputs, actor)
     outputs.loss.backward()
     return outputs, log_probs.grad
+
+
+def chosen(batch: Batch, actor: ActorSpec) -> torch.Tensor | None:
+    """The tokens that a loss chooses within the mini-batch, which this batch is."""
+    choose = find_loss(actor.policy_loss).choose
+    if choose is None:
+        return None
+    tokens = [batch.flat(one) for one in (batch.log_probs, batch.old_log_probs, batch.advantages)]
+    return choose(MiniBatch(*tokens, batch.lengths, tuple(map(str, range(len(batch.lengths)))), 0), actor)
 
 
 def make_spec(**algorithm: object) -> GRPOJobSpec:

@@ -8,8 +8,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 
-from conformance_cases import BATCHES, HORIZON, Batch, close, make_spec, our_loss
+from conformance_cases import BATCHES, HORIZON, Batch, chosen, close, make_spec, our_loss
 
 core_algos = pytest.importorskip("verl.trainer.ppo.core_algos")
 
@@ -17,11 +18,12 @@ from verl.trainer.ppo import rollout_corr_helper  # noqa: E402
 from verl.workers.config import ActorConfig  # noqa: E402
 from verl.workers.config.actor import PolicyLossConfig  # noqa: E402
 
-from grpo_api.spec.training import ActorSpec, RolloutCorrectionSpec  # noqa: E402
+from grpo_api.spec.training import ActorSpec, PolicyLossSpec, RolloutCorrectionSpec  # noqa: E402
 from grpo_trainer.advantages import compute_advantages  # noqa: E402
 from grpo_trainer.aggregate import LossCounts, token_weights  # noqa: E402
 from grpo_trainer.kl import kl_penalty  # noqa: E402
 from grpo_trainer.kl_control import KlInReward  # noqa: E402
+from grpo_trainer.losses import LossOutputs  # noqa: E402
 from grpo_trainer.rollout_correction import importance_weights, kept  # noqa: E402
 from grpo_trainer.sample import Sample  # noqa: E402
 
@@ -159,14 +161,14 @@ CLIPS = {
 
 
 def verl_loss(
-    batch: Batch, mode: str, aggregation: str, clip: dict[str, float]
+    batch: Batch, mode: str, aggregation: str, clip: dict[str, float], **more: float
 ) -> tuple[torch.Tensor, torch.Tensor, dict]:
     config = ActorConfig(
         strategy="fsdp",
         rollout_n=1,
         ppo_micro_batch_size_per_gpu=1,
         loss_agg_mode=aggregation,
-        policy_loss=PolicyLossConfig(loss_mode=mode),
+        policy_loss=PolicyLossConfig(loss_mode=mode, **more),
         **clip,
     )
     log_probs = batch.log_probs.clone().requires_grad_()
@@ -195,6 +197,76 @@ def test_losses_and_gradients(mode: str, name: str, clip: str) -> None:
             if f"actor/{metric}" in metrics:
                 ours = outputs.sums[metric] / batch.mask.sum()
                 assert ours.item() == pytest.approx(metrics[f"actor/{metric}"], rel=1e-4, abs=1e-5), f"{metric}: {what}"
+
+
+# Losses that choose tokens: verl within a micro-batch, which is the whole mini-batch here
+
+
+@pytest.fixture
+def alone():
+    """A process group of this process, as the choice is made over all ranks."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+HELD = [name for name in BATCHES if name != "ratios beyond e^20"]
+"""Ours hold the ratio's logarithm within 20 with every loss, verl's with these two do not."""
+
+
+def compare(batch: Batch, mode: str, aggregation: str, more: dict[str, float], what: str) -> tuple[LossOutputs, dict]:
+    policy = PolicyLossSpec(loss_mode=mode, **more)
+    actor = ActorSpec(ppo_mini_batch_size=1, policy_loss=policy, loss_agg_mode=aggregation)
+    clip = {"clip_ratio_low": 0.2, "clip_ratio_high": 0.2}
+    want, want_gradient, metrics = verl_loss(batch, mode, aggregation, clip, **more)
+    outputs, gradient = our_loss(batch, actor)
+    close(outputs.loss.detach(), want, what)
+    close(gradient, torch.where(batch.mask.bool(), want_gradient, 0.0), f"gradient of {what}")
+    return outputs, metrics
+
+
+@pytest.mark.parametrize("ratio", [0.0002, 0.1, 0.5, 1.0])
+@pytest.mark.parametrize("name", [name for name in HELD if name not in ("all advantages equal", "one response")])
+def test_kl_cov(name: str, ratio: float, alone) -> None:
+    for aggregation in AGGREGATIONS:
+        more = {"kl_cov_ratio": ratio, "ppo_kl_coef": 0.7}
+        compare(BATCHES[name], "kl_cov", aggregation, more, f"{name}, {ratio}, {aggregation}")
+
+
+@pytest.mark.parametrize("name", ["all advantages equal", "one response"])
+def test_kl_cov_without_covariance_chooses_nothing(name: str, alone) -> None:
+    """Every covariance is 0; verl penalises tokens that its sort happens to put first."""
+    policy = PolicyLossSpec(loss_mode="kl_cov", kl_cov_ratio=0.2)
+    assert not chosen(BATCHES[name], ActorSpec(ppo_mini_batch_size=1, policy_loss=policy)).any()
+
+
+@pytest.mark.parametrize("bounds", [(1.0, 5.0), (-0.5, 0.5), (-100.0, 100.0)])
+@pytest.mark.parametrize("name", HELD)
+def test_clip_cov_where_all_within_the_bounds_are_chosen(name: str, bounds: tuple[float, float], alone) -> None:
+    batch = BATCHES[name]
+    more = {"clip_cov_ratio": 1.0, "clip_cov_lb": bounds[0], "clip_cov_ub": bounds[1]}
+    for aggregation in AGGREGATIONS:
+        outputs, metrics = compare(batch, "clip_cov", aggregation, more, f"{name}, {bounds}, {aggregation}")
+        ours = outputs.sums["pg_clipfrac"] / batch.mask.sum()
+        assert ours.item() == pytest.approx(metrics["actor/pg_clipfrac"], abs=1e-6)
+
+
+@pytest.mark.parametrize("ratio", [0.0002, 0.1, 0.3])
+@pytest.mark.parametrize("name", HELD)
+def test_clip_cov_chooses_as_many_as_verl_and_of_the_same(name: str, ratio: float, alone, monkeypatch) -> None:
+    """verl's chance is told which of the tokens that it has found to take: those that ours takes."""
+    batch, more = BATCHES[name], {"clip_cov_lb": -1.0, "clip_cov_ub": 5.0}
+    actor = ActorSpec(ppo_mini_batch_size=1, policy_loss={"loss_mode": "clip_cov"} | more, loss_agg_mode="token-mean")
+    actor.policy_loss.clip_cov_ratio = 1.0
+    fit = chosen(batch, actor)
+    actor.policy_loss.clip_cov_ratio = ratio
+    ours = chosen(batch, actor)
+    assert not (ours & ~fit).any()
+    assert ours.sum() == min(max(int(ratio * len(ours)), 1), fit.sum())
+    first = ours[fit]
+    order = torch.cat([first.nonzero()[:, 0], (~first).nonzero()[:, 0]])
+    monkeypatch.setattr(core_algos.torch, "randperm", lambda count: order if count == len(order) else 1 / 0)
+    compare(batch, "clip_cov", "token-mean", more | {"clip_cov_ratio": ratio}, f"{name}, {ratio}")
 
 
 @pytest.mark.parametrize("kind", ["kl", "abs", "mse", "low_var_kl", "kl+", "abs+", "low_var_kl+"])

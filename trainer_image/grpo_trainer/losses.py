@@ -29,6 +29,8 @@ class LossInputs:
     ref_log_probs: torch.Tensor | None = None
     rollout_weights: torch.Tensor | None = None
     """From `rollout_correction.importance_weights`; multiply the policy loss alone, as in verl."""
+    chosen: torch.Tensor | None = None
+    """Booleans, of a loss that chooses tokens within the mini-batch."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,7 @@ TOKEN_SUMS = ("entropy", "pg_clipfrac", "pg_clipfrac_lower", "ppo_kl")
 def compute_loss(inputs: LossInputs, actor: ActorSpec) -> LossOutputs:
     """Loss and metric sums of one micro-batch."""
     weights = inputs.weights
-    tokens = PolicyTokens(inputs.log_probs, inputs.old_log_probs, inputs.advantages, inputs.lengths)
+    tokens = PolicyTokens(inputs.log_probs, inputs.old_log_probs, inputs.advantages, inputs.lengths, inputs.chosen)
     policy = find_loss(actor.policy_loss).cost(tokens, actor)
     cost = policy.cost if inputs.rollout_weights is None else policy.cost * inputs.rollout_weights
     loss = pg_loss = (cost * inputs.policy_weights).sum()

@@ -209,7 +209,7 @@ class FsdpSpec(ApiModel):
     """Free gathered parameters after forward and gather them again for backward: less memory, more traffic."""
 
 
-LossMode = Literal["vanilla", "gspo", "cispo", "sapo", "geo_mean", "dppo_tv", "dppo_kl", "gpg"]
+LossMode = Literal["vanilla", "gspo", "cispo", "sapo", "geo_mean", "dppo_tv", "dppo_kl", "gpg", "clip_cov", "kl_cov"]
 LossAggMode = Literal["token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
 KlType = Literal["kl", "abs", "mse", "low_var_kl", "kl+", "abs+", "low_var_kl+"]
 
@@ -217,14 +217,34 @@ KlType = Literal["kl", "abs", "mse", "low_var_kl", "kl+", "abs+", "low_var_kl+"]
 class PolicyLossSpec(ApiModel):
     """What a token costs, given its advantage and the ratio of its new and old probabilities."""
 
+    model_config = ConfigDict(
+        json_schema_extra=cel_rules(
+            cel(
+                "!has(self.clipCovLb) || !has(self.clipCovUb) || self.clipCovLb < self.clipCovUb",
+                "clipCovLb must be less than clipCovUb: no covariance is between them",
+                fieldPath=".clipCovLb",
+            )
+        )
+    )
     loss_mode: LossMode = "vanilla"
     """`vanilla`: PPO's clipped ratio; `gspo`: the ratio of the whole response; `cispo`: clipped ratios as weights;
     `sapo`: a smooth gate for the clip; `geo_mean`: GMPO's geometric mean of ratios; `dppo_tv`, `dppo_kl`: tokens
-    left out by how far their probability moved; `gpg`: no ratio at all. `sapo` and `geo_mean` are means over responses
+    left out by how far their probability moved; `gpg`: no ratio at all; `clip_cov`, `kl_cov`: tokens left out, or held
+    by a KL, whose probability and advantage vary together the most. `sapo` and `geo_mean` are means over responses
     of means over tokens, whatever `lossAggMode` says. Formulas and sources are in docs/algorithms.md."""
     loss_path: ImportPath | None = None
     """A loss of your own instead of `lossMode`: a function that the pods can import, such as `my_package.losses:mine`.
     What it takes and returns is in docs/algorithms.md."""
+    clip_cov_ratio: float = Field(default=0.0002, gt=0, le=1)
+    """Share of a mini-batch's tokens that `clip_cov` leaves out, one at least."""
+    clip_cov_lb: float = Field(default=1.0, ge=-1e6, le=1e6)
+    """Covariance above which `clip_cov` may leave a token out; below `clipCovUb`."""
+    clip_cov_ub: float = Field(default=5.0, ge=-1e6, le=1e6)
+    """Covariance below which `clip_cov` may leave a token out."""
+    kl_cov_ratio: float = Field(default=0.0002, gt=0, le=1)
+    """Share of a mini-batch's tokens that `kl_cov` penalises, one at least: those with the greatest covariance."""
+    ppo_kl_coef: float = Field(default=0.1, ge=0, le=100)
+    """Factor of the penalty of `kl_cov`, the absolute log ratio of new and old probability."""
 
 
 class ActorSpec(ApiModel):

@@ -310,6 +310,11 @@ KEYS: tuple[Key, ...] = (
         choices=LOSS_MODES,
         instead="vanilla",
     ),
+    Key(ACTOR + "policy_loss.clip_cov_ratio", "actor.policyLoss.clipCovRatio", "float", 0.0002),
+    Key(ACTOR + "policy_loss.clip_cov_lb", "actor.policyLoss.clipCovLb", "float", 1.0),
+    Key(ACTOR + "policy_loss.clip_cov_ub", "actor.policyLoss.clipCovUb", "float", 5.0),
+    Key(ACTOR + "policy_loss.kl_cov_ratio", "actor.policyLoss.klCovRatio", "float", 0.0002),
+    Key(ACTOR + "policy_loss.ppo_kl_coef", "actor.policyLoss.ppoKlCoef", "float", 0.1),
     Key(ACTOR + "tau_pos", "actor.tauPos", "float", 1.0),
     Key(ACTOR + "tau_neg", "actor.tauNeg", "float", 1.05),
     Key(

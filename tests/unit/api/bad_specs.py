@@ -242,6 +242,8 @@ _add("val-equal-responses", {"rollout.valKwargs": {"n": 4}}, "spec.rollout.valKw
      "set rollout.valKwargs.temperature, or n: 1", admission=("need a temperature above 0",))
 _add("val-top-p", {"rollout.valKwargs": {"topP": 0}}, "spec.rollout.valKwargs.topP", "0",
      admission=("greater than 0",))
+_add("clip-cov-bounds", {"actor.policyLoss.clipCovLb": 5}, "spec.actor.policyLoss.clipCovLb", "5",
+     "less than clipCovUb (5)", admission=("must be less than clipCovUb",))
 _add("mix-two-sources", {"data.train": {"mix": [{"files": ["/a.jsonl"], "hub": {"path": "a/b"}}]}},
      "spec.data.train.mix[0]", '["files", "hub"]', "exactly one of files, hub and reasoningGym", "keep one",
      admission=("exactly one of files, hub and reasoningGym",))

@@ -142,6 +142,7 @@ VALUES = {
     f"{ACTOR}.ppo_max_token_len_per_gpu": (8192, DYNAMIC),
     f"{ACTOR}.clip_ratio_c": (5.0, []),
     f"{ACTOR}.policy_loss.loss_mode": ("cispo", []),
+    f"{ACTOR}.policy_loss.clip_cov_ub": (7.0, []),
     f"{ACTOR}.loss_agg_mode": ("seq-mean-token-mean", []),
     f"{ACTOR}.kl_loss_type": ("mse", []),
     f"{ACTOR}.optim.lr_warmup_steps_ratio": (0.5, ["trainer.total_training_steps=10"]),
@@ -243,7 +244,7 @@ def test_unknown_key_names_the_nearest():
         ),
         ('algorithm.rollout_correction.rollout_rs="token_k1,seq_sum_k3"', "takes one option"),
         ("actor_rollout_ref.model.exclude_modules=[q_proj]", "model.lora.targetModules names"),
-        (f"{ACTOR}.policy_loss.loss_mode=clip_cov", "actor.policyLoss.lossMode has no clip_cov yet: vanilla is used"),
+        (f"{ACTOR}.policy_loss.loss_mode=dro", "actor.policyLoss.lossMode has no dro yet: vanilla is used"),
         ("algorithm.adv_estimator=gdpo", "several reward.functions"),
         (f"{ROLLOUT}.name=sglang", "vllm samples instead"),
         (f"{ROLLOUT}.multi_turn.enable=True", "one response"),
@@ -268,7 +269,7 @@ def test_what_changes_training_says_what_is_done(override, says):
     "override",
     [
         "actor_rollout_ref.model.lora_rank=0",
-        f"{ACTOR}.policy_loss.clip_cov_ratio=0.1",
+        f"{ACTOR}.policy_loss.dro_beta=0.1",
         "critic.optim.lr=1e-5",
         "reward_model.reward_manager=naive",
         "trainer.logger=[console,wandb]",
@@ -298,9 +299,7 @@ def test_defaults_that_change_training_are_reported_as_defaults():
 
 
 def test_clip_ranges_of_another_loss_stay_out():
-    spec, report = run(
-        f"{ACTOR}.policy_loss.loss_mode=clip_cov", f"{ACTOR}.clip_ratio_low=3e-4", f"{ACTOR}.clip_ratio_c=10"
-    )
+    spec, report = run(f"{ACTOR}.policy_loss.loss_mode=dro", f"{ACTOR}.clip_ratio_low=3e-4", f"{ACTOR}.clip_ratio_c=10")
     assert "clipRatioLow" not in spec["actor"]
     assert "clipRatioC" not in spec["actor"]
     assert "keeps 3.0" in left(report, f"{ACTOR}.clip_ratio_c")[1]

@@ -1,5 +1,6 @@
 """The FSDP actor on 1 and 2 gloo ranks: gradients do not depend on how a batch is cut, and equal plain autograd's."""
 
+import hashlib
 import math
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,13 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
     "dppo_kl": {"policyLoss": {"lossMode": "dppo_kl"}, "clipRatio": 0.01, "clipRatioC": 20.0},
     "vanilla, rollout correction": {"clipRatio": 0.9},
     "gpg": {"policyLoss": {"lossMode": "gpg"}},
+    "kl_cov": {"policyLoss": {"lossMode": "kl_cov", "klCovRatio": 0.2, "ppoKlCoef": 0.7}},
+    "clip_cov, all within the bounds": {
+        "policyLoss": {"lossMode": "clip_cov", "clipCovRatio": 1.0, "clipCovLb": 0.1, "clipCovUb": 2.0},
+    },
+    "clip_cov, some by chance": {
+        "policyLoss": {"lossMode": "clip_cov", "clipCovRatio": 0.1, "clipCovLb": -3.0}, "clipRatio": 0.9,
+    },
 }  # fmt: skip
 CUTS: dict[str, dict[str, Any]] = {
     "one row": {},
@@ -96,6 +104,44 @@ def _dppo(new: torch.Tensor, old: torch.Tensor, a: float, actor: ActorSpec) -> t
     return -a * (q / p).clamp(max=actor.clip_ratio_c) * new * ~left_out, int(left_out.sum())
 
 
+def _held_back(lm: LlamaForCausalLM, samples: list[Sample], actor: ActorSpec) -> list[set[int]]:
+    """For each sample the positions of its tokens that `kl_cov` or `clip_cov` chooses, by lists and sorting."""
+    found = []
+    for number, s in enumerate(samples):
+        new = plain_log_probs(lm, s)[0].detach()
+        key = hashlib.blake2b(f"0/{s.group}/{s.response_ids}".encode(), digest_size=7).digest()
+        generator = torch.Generator().manual_seed(int.from_bytes(key))
+        draws = torch.rand(len(new), generator=generator, dtype=torch.float64).tolist()
+        for position, (now, draw) in enumerate(zip(new.tolist(), draws, strict=True)):
+            old = now if s.old_log_probs is None else s.old_log_probs[position].item()
+            found.append((number, position, now, old, s.advantage, draw))
+    mean_log_prob = sum(one[2] for one in found) / len(found)
+    mean_advantage = sum(one[4] for one in found) / len(found)
+    chosen = actor.policy_loss
+    if chosen.loss_mode == "kl_cov":
+        size = int(len(found) * chosen.kl_cov_ratio)
+        ranked = sorted(found, key=lambda one: -(one[4] - mean_advantage) * (one[2] - mean_log_prob))
+    else:
+        size = int(len(found) * chosen.clip_cov_ratio)
+        low, high, ranked = 1 - actor.clip_ratio, 1 + actor.clip_ratio, []
+        for one in sorted(found, key=lambda one: -one[5]):
+            ratio, a = math.exp(one[2] - one[3]), one[4]
+            free = -a * min(max(ratio, low), high) <= -a * ratio
+            fits = chosen.clip_cov_lb < (a - mean_advantage) * (one[2] - mean_log_prob) < chosen.clip_cov_ub
+            ranked += [one] if free and fits else []
+    return [{one[1] for one in ranked[:size] if one[0] == number} for number in range(len(samples))]
+
+
+def _covariance(
+    new: torch.Tensor, old: torch.Tensor, a: float, actor: ActorSpec, chosen: set[int]
+) -> tuple[torch.Tensor, int]:
+    ratio, here = (new - old).exp(), torch.tensor([t in chosen for t in range(len(new))])
+    if actor.policy_loss.loss_mode == "kl_cov":
+        return -a * ratio + actor.policy_loss.ppo_kl_coef * (new - old).abs() * here, 0
+    cost = torch.maximum(-a * ratio, -a * ratio.clamp(1 - actor.clip_ratio, 1 + actor.clip_ratio))
+    return cost * ~here, len(chosen)
+
+
 OTHER_LOSSES = {
     "gspo": _gspo,
     "cispo": _cispo,
@@ -114,7 +160,8 @@ def plain_gradients(model: Path, objective: str) -> tuple[dict[str, torch.Tensor
     samples = [s for s in batch(objective) if s.mask and s.response_ids]
     tokens, sequences = sum(len(s.response_ids) for s in samples), len(samples)
     loss, clipped, entropies = torch.zeros(()), 0, 0.0
-    for s in samples:
+    held = _held_back(lm, samples, actor) if objective.startswith(("kl_cov", "clip_cov")) else []
+    for number, s in enumerate(samples):
         log_probs, every = plain_log_probs(lm, s)
         old = log_probs.detach() if s.old_log_probs is None else s.old_log_probs
         ratio = (log_probs - old).exp()
@@ -128,6 +175,9 @@ def plain_gradients(model: Path, objective: str) -> tuple[dict[str, torch.Tensor
                 clipped += int((-s.advantage * r.clamp(low, high) > -s.advantage * r).item())
                 token_losses.append(torch.minimum(cost, torch.tensor(-3.0 * s.advantage)) if s.advantage < 0 else cost)
             token_loss = torch.stack(token_losses)
+        elif held:
+            token_loss, count = _covariance(log_probs, old, s.advantage, actor, held[number])
+            clipped += count
         else:
             token_loss, count = OTHER_LOSSES[mode](log_probs, old, s.advantage, actor)
             clipped += count

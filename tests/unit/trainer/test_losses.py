@@ -12,12 +12,23 @@ from grpo_trainer.losses import LossInputs, compute_loss
 from grpo_trainer.policy_losses import LOSSES
 
 
-def one_token(ratio: float, advantage: float, **actor: object) -> tuple[float, float, dict[str, float]]:
+def one_token(
+    ratio: float, advantage: float, *, chosen: bool = False, **actor: object
+) -> tuple[float, float, dict[str, float]]:
     """Loss of one token, its gradient to the log-probability, and the sums."""
     log_prob = torch.tensor([math.log(ratio) - 1.0], requires_grad=True)
     entropy = torch.tensor([0.7], requires_grad=True)
     one = torch.ones(1)
-    inputs = LossInputs(log_prob, torch.tensor([-1.0]), torch.tensor([advantage]), (1,), one, one, entropy)
+    inputs = LossInputs(
+        log_prob,
+        torch.tensor([-1.0]),
+        torch.tensor([advantage]),
+        (1,),
+        one,
+        one,
+        entropy,
+        chosen=torch.tensor([chosen]),
+    )
     outputs = compute_loss(inputs, ActorSpec(ppo_mini_batch_size=1, **actor))
     outputs.loss.backward()
     return outputs.loss.item(), log_prob.grad.item(), {name: float(value) for name, value in outputs.sums.items()}
@@ -71,6 +82,26 @@ def test_other_policy_losses(
     assert sums["pg_clipfrac"] == clipped
 
 
+@pytest.mark.parametrize(
+    ("mode", "ratio", "chosen", "loss", "gradient", "clipped"),
+    [
+        ("clip_cov", 1.1, True, 0.0, 0.0, 1),
+        ("clip_cov", 1.1, False, -2.2, -2.2, 0),
+        ("clip_cov", 1.5, False, -2.4, 0.0, 0),  # by the clip, which verl does not count here
+        ("kl_cov", 1.1, True, -2.2 + 0.7 * math.log(1.1), -2.2 + 0.7, 0),
+        ("kl_cov", 0.5, True, -1.0 + 0.7 * math.log(2), -1.0 - 0.7, 0),
+        ("kl_cov", 9.0, False, -18.0, -18.0, 0),  # nothing is clipped
+    ],
+)
+def test_losses_that_choose_tokens(
+    mode: str, ratio: float, chosen: bool, loss: float, gradient: float, clipped: int
+) -> None:
+    policy = {"loss_mode": mode, "ppo_kl_coef": 0.7}
+    got, grad, sums = one_token(ratio, 2.0, chosen=chosen, policy_loss=policy)
+    assert (got, grad) == (pytest.approx(loss, rel=1e-5), pytest.approx(gradient, rel=1e-5, abs=1e-7))
+    assert sums["pg_clipfrac"] == clipped
+
+
 @pytest.mark.parametrize("mode", LOSSES.names())
 def test_on_policy_nothing_is_clipped(mode: str) -> None:
     _, gradient, sums = one_token(1.0, -2.0, policy_loss={"loss_mode": mode}, clip_ratio=1e-6, tau_neg=1.0)
@@ -96,7 +127,7 @@ def test_sequence_losses_see_whole_sequences_only() -> None:
 
 def test_an_unknown_loss_lists_the_names() -> None:
     assert LOSSES.names() == sorted(get_args(LossMode))
-    with pytest.raises(SpecError, match="'ppo'; use one of cispo, dppo_kl, "):
+    with pytest.raises(SpecError, match="'ppo'; use one of cispo, clip_cov, dppo_kl, "):
         LOSSES.find("ppo")
 
 

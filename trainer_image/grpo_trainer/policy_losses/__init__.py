@@ -23,6 +23,8 @@ class PolicyTokens:
     advantages: torch.Tensor
     lengths: tuple[int, ...]
     """Tokens of each sequence."""
+    chosen: torch.Tensor | None = None
+    """(T,) booleans: the tokens that a loss with `choose` chose within the mini-batch."""
 
     @property
     def log_ratio(self) -> torch.Tensor:
@@ -52,7 +54,23 @@ class TokenLoss:
     """Booleans, for pg_clipfrac_lower: those held by a second bound."""
 
 
+@dataclass(frozen=True)
+class MiniBatch:
+    """This rank's tokens of a whole mini-batch that are trained on; tensors (T,) float32, without gradient."""
+
+    log_probs: torch.Tensor
+    """By the current policy."""
+    old_log_probs: torch.Tensor
+    advantages: torch.Tensor
+    lengths: tuple[int, ...]
+    keys: tuple[str, ...]
+    """What tells the sequences of the mini-batch apart, on whichever rank they are."""
+    update: int
+    """Number of the update within the job."""
+
+
 Loss = Callable[[PolicyTokens, ActorSpec], TokenLoss]
+Choice = Callable[[MiniBatch, ActorSpec], torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -60,16 +78,19 @@ class PolicyLoss:
     cost: Loss
     aggregation: str | None
     """The mode that the loss is defined with; None where `actor.lossAggMode` decides."""
+    choose: Choice | None = None
+    """For a loss that treats some tokens of a mini-batch otherwise: which, as (T,) booleans. Collective; it takes one
+    pass of log-probabilities more an update."""
 
 
 LOSSES = Registry[PolicyLoss]("actor.policyLoss.lossMode", "UnknownLossMode")
 
 
-def policy_loss(name: str, *, aggregation: str | None = None) -> Callable[[Loss], Loss]:
+def policy_loss(name: str, *, aggregation: str | None = None, choose: Choice | None = None) -> Callable[[Loss], Loss]:
     """Registers a function under `actor.policyLoss.lossMode`'s value."""
 
     def register(function: Loss) -> Loss:
-        LOSSES.add(name, PolicyLoss(function, aggregation))
+        LOSSES.add(name, PolicyLoss(function, aggregation, choose))
         return function
 
     return register
@@ -90,4 +111,4 @@ def clip_range(actor: ActorSpec) -> tuple[float, float]:
 
 
 # They register themselves.
-from grpo_trainer.policy_losses import cispo, dppo, geo_mean, gpg, gspo, sapo, vanilla  # noqa: E402, F401
+from grpo_trainer.policy_losses import cispo, covariance, dppo, geo_mean, gpg, gspo, sapo, vanilla  # noqa: E402, F401

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from grpo_trainer.logprobs import PolicyModel
 from grpo_trainer.lora import LoraLinear, add_lora, base_model
 from grpo_trainer.losses import TOKEN_SUMS, LossInputs, compute_loss
 from grpo_trainer.packing import Pack, idle_pack, pack_samples, to_device
-from grpo_trainer.policy_losses import find_loss
+from grpo_trainer.policy_losses import MiniBatch, find_loss
 from grpo_trainer.rollout_correction import Mismatch, importance_weights, kept
 from grpo_trainer.sample import Sample
 from grpo_trainer.workers.model_loading import decoder_layers, load_model
@@ -140,6 +141,7 @@ class FsdpActor:
         totals = torch.tensor([tokens, len(trained)], dtype=torch.float64, device=self.device)
         dist.all_reduce(totals)
         counts = LossCounts(totals[0].item(), totals[1].item(), self.spec.data.max_response_length)
+        held = self._chosen(trained, on_policy)
         packs = self._packs(trained, actor.ppo_micro_batch_size_per_gpu, actor.ppo_max_token_len_per_gpu)
         sums: dict[str, torch.Tensor] = {}
         mismatch = Mismatch(self.device)
@@ -156,6 +158,9 @@ class FsdpActor:
                 continue
             chosen = [trained[index] for index in pack.samples]
             inputs = self._loss_inputs(chosen, log_probs, entropy, counts, mismatch, on_policy)
+            if held is not None:
+                of_pack = torch.cat([held[index] for index in pack.samples])
+                inputs = replace(inputs, chosen=of_pack.to(self.device))
             outputs = compute_loss(inputs, actor)
             outputs.loss.backward()
             for name, value in outputs.sums.items():
@@ -266,6 +271,28 @@ class FsdpActor:
         packs += [idle_pack()] * (int(number.item()) - len(packs))
         return [to_device(pack, self.device) for pack in packs]
 
+    def _chosen(self, samples: list[Sample], on_policy: bool) -> list[torch.Tensor] | None:
+        """(T,) booleans on CPU for each of this rank's samples of a mini-batch, where the loss chooses tokens of it."""
+        choose = find_loss(self.spec.actor.policy_loss).choose
+        if choose is None:
+            return None
+        current = self.compute_log_probs(samples)
+        lengths = [len(sample.response_ids) for sample in samples]
+        old = [
+            now if on_policy or s.old_log_probs is None else s.old_log_probs.to(now)
+            for s, now in zip(samples, current, strict=True)
+        ]
+        empty = [torch.empty(0)]  # of a rank without samples
+        batch = MiniBatch(
+            log_probs=torch.cat(current + empty).to(self.device),
+            old_log_probs=torch.cat(old + empty).to(self.device),
+            advantages=torch.tensor(_token_advantages(samples), dtype=torch.float32, device=self.device),
+            lengths=tuple(lengths),
+            keys=tuple(f"{sample.group}/{sample.response_ids}" for sample in samples),
+            update=self.scheduler.last_epoch,
+        )
+        return list(choose(batch, self.spec.actor).cpu().split(lengths))
+
     def _loss_inputs(
         self,
         samples: list[Sample],
@@ -276,10 +303,6 @@ class FsdpActor:
         on_policy: bool,
     ) -> LossInputs:
         lengths = [len(sample.response_ids) for sample in samples]
-        advantages: list[float] = []
-        for sample, length in zip(samples, lengths, strict=True):
-            one = sample.advantage
-            advantages += one if isinstance(one, list) else [one] * length
         current = log_probs.detach().split(lengths)
         old = [
             now if on_policy or s.old_log_probs is None else s.old_log_probs.to(now)
@@ -295,7 +318,7 @@ class FsdpActor:
             log_probs=log_probs,
             old_log_probs=torch.cat(old),
             rollout_weights=self._rollout_weights(samples, old, mismatch),
-            advantages=torch.tensor(advantages, dtype=torch.float32, device=self.device),
+            advantages=torch.tensor(_token_advantages(samples), dtype=torch.float32, device=self.device),
             lengths=tuple(lengths),
             weights=weights,
             policy_weights=weights if own_mode is None else token_weights(own_mode, lengths, counts).to(self.device),
@@ -332,6 +355,15 @@ class FsdpActor:
         dist.all_reduce(values)
         metrics = dict(zip(names, values.tolist(), strict=True))
         return metrics | {name: metrics[name] / max(counts.tokens, 1.0) for name in TOKEN_SUMS}
+
+
+def _token_advantages(samples: list[Sample]) -> list[float]:
+    """One for each response token of the samples, in their order."""
+    advantages: list[float] = []
+    for sample in samples:
+        one = sample.advantage
+        advantages += one if isinstance(one, list) else [one] * len(sample.response_ids)
+    return advantages
 
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
