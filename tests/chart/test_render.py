@@ -90,6 +90,10 @@ GATED = {("", "nodes", "list"), ("", "nodes", "watch"), ("", "pods", "patch")}
 """What `gated` needs to see free room and to lift gates."""
 
 
+WAITING_OWNER = ("scheduling.k8s.io", "workloads/finalizers", "update")
+"""A PodGroup names its Workload as an owner that waits for it; OwnerReferencesPermissionEnforcement asks for this."""
+
+
 def needed(gang_kinds=KINDS, read_kinds=READ_KINDS):
     """From the operator's own lists: what it watches, creates as a child, and deletes."""
     verbs = {
@@ -103,7 +107,7 @@ def needed(gang_kinds=KINDS, read_kinds=READ_KINDS):
         api_version, plural = resource_of(kind)
         group = api_version.rpartition("/")[0]
         rules |= {(group, plural, verb) for verb in wanted}
-    return rules
+    return rules | ({WAITING_OWNER} if set(BACKENDS["native"].kinds) <= set(gang_kinds) else set())
 
 
 def test_role_over_all_namespaces_is_exactly_what_the_operator_needs(tmp_path):
