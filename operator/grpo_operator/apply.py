@@ -5,6 +5,7 @@ from typing import Any
 from grpo_api import names
 from grpo_operator.cache import Cache, key_of
 from grpo_operator.gang import kueue
+from grpo_operator.gang.base import Capabilities
 from grpo_operator.kube import Kube, KubeError, Object, full_kind, kind_of
 from grpo_operator.observe import CreateFault, Observed
 from grpo_operator.plan import Plan
@@ -61,14 +62,19 @@ async def force_stuck(kube: Kube, observed: Observed, going: dict[str, float], n
         elif pod not in observed.left_over or await _exists(kube, observed.job):
             await kube.delete("Pod", metadata["namespace"], metadata["name"], uid, grace=0)
             overdue.append(pod)
-    if (held_by := kueue.holder(pods, observed.capabilities, overdue)) is not None:
-        kind, name = held_by
-        namespace = pods[0]["metadata"]["namespace"]
-        if (found := await kube.get(kind, namespace, name)) is not None and not found["metadata"].get(
-            "deletionTimestamp"
-        ):
-            await kube.delete(kind, namespace, name, found["metadata"]["uid"])
+    await let_go(kube, pods, observed.capabilities, overdue)
     return min(waits, default=None)
+
+
+async def let_go(kube: Kube, pods: list[Object], capabilities: Capabilities, overdue: list[Object]) -> None:
+    """Delete the Workload by which Kueue holds deleted pods that no kubelet ends (`kueue.holder`)."""
+    if (held_by := kueue.holder(pods, capabilities, overdue)) is None:
+        return
+    kind, name = held_by
+    namespace = pods[0]["metadata"]["namespace"]
+    found = await kube.get(kind, namespace, name)
+    if found is not None and not found["metadata"].get("deletionTimestamp"):
+        await kube.delete(kind, namespace, name, found["metadata"]["uid"])
 
 
 async def _exists(kube: Kube, job: Object) -> bool:

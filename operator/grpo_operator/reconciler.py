@@ -104,6 +104,8 @@ class Reconciler:
         )
         if observed is None:
             self._forget(key)
+            pods = [item for (kind, _), item in self._cache.children(key).items() if kind == "Pod"]
+            await apply.let_go(self._kube, pods, self._cache.capabilities, [])
             return False
         job = observed.job
         old = job.get("status") or {}

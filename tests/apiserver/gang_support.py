@@ -62,8 +62,8 @@ class History:
     one_at_a_time: bool = True
     """Gangs get their nodes one after the other. A scheduler that has decided for two may write down both at once; then
     it must have room for what they lack."""
-    queued: dict[str, str] = field(default_factory=dict)
-    """When Kueue made the Workload of a job's first attempt, to a second, by the job's name."""
+    let_in: list[tuple[str, str]] = field(default_factory=list)
+    """(job's name, when its Workload was made, to a second) in the order in which Kueue gave gangs their quota."""
     _owners: dict[str, str | None] = field(default_factory=dict)
     """UID of the job by that of its child: the garbage collector takes a deleted job out of the references."""
     _whole: set[tuple[str, int]] = field(default_factory=set)
@@ -78,7 +78,8 @@ class History:
         elif item["kind"] == "Pod" and owner:
             self._pod(revision, owner, item, gone=new is None)
         elif item["apiVersion"] == KUEUE_API:
-            self.queued.setdefault(metadata["name"].rsplit("-", 2)[0], metadata["creationTimestamp"])
+            if new is not None and _has_quota(new) and not (old and _has_quota(old)):
+                self.let_in.append((metadata["name"].rsplit("-", 2)[0], metadata["creationTimestamp"]))
         elif new is None and owner and item["kind"] in ("PodGroup", "Workload"):
             self._group_gone(revision, owner, item)
 
@@ -124,6 +125,10 @@ class History:
         ]
         if alive:
             self.broken.append(f"revision {revision}: {item['kind']} {item['metadata']['name']} went before {alive}")
+
+
+def _has_quota(workload: Object) -> bool:
+    return condition(workload, "QuotaReserved").get("status") == "True"
 
 
 def _owner(item: Object) -> str | None:
@@ -314,13 +319,8 @@ class GangSite:
         over = all(pod.get("status", {}).get("phase") in ("Succeeded", "Failed") for pod in pods)
         return over and not any(pod["metadata"].get("finalizers") for pod in pods) and not self.groups(name)
 
-    def clear(self, *, hasten: bool = True) -> None:
+    def clear(self) -> None:
         """Delete all jobs; nothing of them may be left."""
         self.api.request("DELETE", JOBS_PATH)
-        if hasten and self.backend == "kueue":  # else pods that wait take up to twenty seconds
-            self.wait("all jobs' end", lambda: not self.jobs())
-            for workload in self.record.objects("Workload"):
-                if workload["apiVersion"] == KUEUE_API and condition(workload, "QuotaReserved").get("status") != "True":
-                    self.api.delete(path_of(workload), workload["metadata"]["uid"])
         kinds = ("GRPOJob", "Pod", "PodGroup", "Workload")
         self.wait("end of all objects", lambda: not [one for kind in kinds for one in self.record.objects(kind)])

@@ -198,6 +198,15 @@ def test_quota_of_pods_that_may_run_still_is_not_given_back():
     assert holder(ends, KUEUE, [ends[0]]) == (WORKLOADS, GROUP)
 
 
+async def test_waiting_pods_of_a_deleted_job_are_let_go_of():
+    job = raw_job(gangScheduling=QUEUED)
+    rig = Rig(job, deleting(gated(0)), deleting(gated(1)), workload())
+    rig.cache.capabilities = KUEUE
+    rig.cache.drop_job(job)
+    await rig.reconcile()
+    assert ("delete", WORKLOADS, GROUP) in rig.kube.requests
+
+
 async def test_workload_of_pods_that_do_not_go_is_deleted():
     rig = Rig(raw_job(gangScheduling=QUEUED), *map(deleting, map(of_group, (running(0), running(1)))), workload())
     rig.cache.capabilities = KUEUE
