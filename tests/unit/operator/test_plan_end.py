@@ -82,6 +82,12 @@ def test_users_fault_goes_before_the_peers_that_it_took_along():
     assert run(running_job(), ended(0, 75, at=-9), fault).status["reason"] == "BadData"
 
 
+def test_success_of_the_head_goes_before_a_users_fault_of_another_rank():
+    """All steps are done and saved."""
+    fault = ended(1, 65, message=last_words(65, "BadData", "row 17"))
+    assert run(running_job(), ended(0, 0), fault).status["state"] == "Succeeded"
+
+
 def test_invalid_spec_fails_with_the_field_the_numbers_and_the_repair():
     job = raw_job(actor={"ppoMiniBatchSize": 3})
     made = run(job, at=1)
@@ -95,6 +101,12 @@ def test_invalid_spec_fails_with_the_field_the_numbers_and_the_repair():
     assert made.create == []
     settled = run(with_status(job, made), at=100)
     assert (settled.status, settled.create, settled.delete) == (status, [], [])
+
+
+def test_spec_that_a_newer_operator_finds_invalid_takes_its_pods_along():
+    job = {**raw_job(actor={"ppoMiniBatchSize": 3}), "status": running_job()["status"]}
+    made = run(job, running(0), deleting(running(1)))
+    assert (made.status["reason"], deleted(made)) == ("InvalidSpec", ["sums-0"])
 
 
 def test_every_fault_of_an_invalid_spec_is_told_at_once():

@@ -56,6 +56,13 @@ def test_deadline_holds_while_a_lost_gang_waits_for_its_next_attempt():
     assert run(with_status(job, lost), ended(0, 1), running(1), at=100).status["state"] == "Failed"
 
 
+def test_deadline_counts_on_over_restarts():
+    job = running_job(runPolicy={"activeDeadlineSeconds": 100})
+    lost = with_status(job, run(job, ended(0, 1), running(1), at=50))
+    again = run(lost, running(0, 1), running(1, 1), head_report=training(), at=60)
+    assert (again.status["createdAttempt"], again.wake_after) == (1, 40)
+
+
 def test_success_goes_before_the_deadline():
     job = running_job(runPolicy={"activeDeadlineSeconds": 100})
     assert run(job, ended(0, 0, message=last_words(0, "Completed")), running(1), at=500).status["state"] == "Succeeded"

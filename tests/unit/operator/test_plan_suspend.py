@@ -57,6 +57,14 @@ def test_state_is_suspended_only_once_the_pods_are_gone():
     assert (gone["failures"], gone.get("restarts", [])) == (0, [])
 
 
+def test_head_of_an_earlier_attempt_that_ended_well_holds_no_suspension_up():
+    """It says that training is done, but its gang was lost before that was seen."""
+    job = running_job()
+    job["status"] |= {"attempt": 1}
+    made = run(suspended(job), ended(0, 0), running(1, attempt=1))
+    assert (made.status["reason"], deleted(made)) == ("Suspending", ["sums-0", "sums-1"])
+
+
 def test_job_that_is_made_suspended_gets_no_children():
     made = run(suspended(raw_job()), capabilities=NATIVE)
     assert (made.create, made.status["state"]) == ([], "Suspended")
@@ -133,21 +141,29 @@ def test_resume_starts_the_next_attempt_at_once():
     assert condition(world.status, "Suspended")["status"] == "False"
 
 
-def test_suspend_then_resume_before_the_pods_are_gone():
+@pytest.mark.parametrize("restarted", [False, True])
+def test_suspend_then_resume_before_the_pods_are_gone(restarted):
+    """A restart before that is over: the job waits as one that resumes."""
     world = World(raw_job())
     world.run_gang()
+    if restarted:
+        deleting(world.pod(1))
+        world.reconcile()
+        world.confirm_deletions()
+        world.run_gang()
+    attempt, made, entries = world.status["attempt"], len(world.made_pods), world.status.get("restarts", [])
     set_suspend(world, True)
     world.reconcile()
     set_suspend(world, False)
     world.reconcile()
     world.now = later(60)
     world.reconcile()
-    assert len(world.made_pods) == 2, "made pods while the old ones were going"
-    assert world.status["state"] == "Pending"
+    assert len(world.made_pods) == made, "made pods while the old ones were going"
+    assert (world.status["state"], world.status["reason"]) == ("Pending", "Resumed")
     world.confirm_deletions()
     world.run_gang()
-    assert [item["metadata"]["labels"]["grpo.dev/attempt"] for item in world.pods] == ["1", "1"]
-    assert (world.status["failures"], world.status.get("restarts", [])) == (0, [])
+    assert [item["metadata"]["labels"]["grpo.dev/attempt"] for item in world.pods] == [str(attempt + 1)] * 2
+    assert (world.status["failures"], world.status.get("restarts", [])) == (0, entries)
 
 
 def test_part_of_a_gang_that_suspend_deletes_is_no_lost_one():
