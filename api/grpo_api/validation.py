@@ -7,7 +7,7 @@ from grpo_api.errors import FieldError, exactly_one
 from grpo_api.pod_faults import pod_faults
 from grpo_api.reward_faults import reward_faults
 from grpo_api.spec import runtime
-from grpo_api.spec.model_data import DataSource, ReasoningGymSource
+from grpo_api.spec.model_data import DataSource, MixedSource, ReasoningGymSource
 from grpo_api.spec.root import GRPOJobSpec
 
 MAX_BYTES = 999_000
@@ -69,16 +69,12 @@ def _scheduling_faults(spec: GRPOJobSpec) -> list[FieldError]:
 
 
 def _choice_faults(spec: GRPOJobSpec) -> list[FieldError]:
-    train = spec.data.train
     faults: list[FieldError] = []
-    for name, source in (("train", train), ("val", spec.data.val)):
-        if source is not None:
-            given: dict[str, object] = {"files": source.files, "hub": source.hub, "reasoningGym": source.reasoning_gym}
-            faults += exactly_one(f"spec.data.{name}", {**given, "mix": source.mix}, "files: [/data/train.parquet]")
-            for index, one in enumerate(source.mix or []):
-                given = {"files": one.files, "hub": one.hub, "reasoningGym": one.reasoning_gym}
-                path = f"spec.data.{name}.mix[{index}]"
-                faults += exactly_one(path, given, "files: [/data/train.parquet]")
+    for path, source in [*_sources(spec.data.train, "spec.data.train"), *_sources(spec.data.val, "spec.data.val")]:
+        given: dict[str, object] = {"files": source.files, "hub": source.hub, "reasoningGym": source.reasoning_gym}
+        if isinstance(source, DataSource):
+            given["mix"] = source.mix
+        faults += exactly_one(path, given, "files: [/data/train.parquet]")
     faults += [*_mix_faults(spec), *_val_faults(spec)]
     lengths = {"totalSteps": spec.trainer.total_steps, "totalEpochs": spec.trainer.total_epochs}
     faults += exactly_one("spec.trainer", dict(lengths), "totalSteps: 100")
@@ -119,13 +115,17 @@ def _choice_faults(spec: GRPOJobSpec) -> list[FieldError]:
     return faults
 
 
+def _sources(source: DataSource | None, path: str) -> list[tuple[str, DataSource | MixedSource]]:
+    """A source and those that it mixes, each after its place in the spec."""
+    if source is None:
+        return []
+    return [(path, source), *((f"{path}.mix[{index}]", one) for index, one in enumerate(source.mix or []))]
+
+
 def _generated(source: DataSource | None, path: str) -> dict[str, ReasoningGymSource]:
     """The reasoning-gym tasks of a source, by their place in the spec."""
-    if source is None:
-        return {}
-    placed = [(path, source.reasoning_gym)]
-    placed += [(f"{path}.mix[{index}]", one.reasoning_gym) for index, one in enumerate(source.mix or [])]
-    return {f"{place}.reasoningGym": task for place, task in placed if task is not None}
+    placed = [(f"{place}.reasoningGym", one.reasoning_gym) for place, one in _sources(source, path)]
+    return {place: task for place, task in placed if task is not None}
 
 
 def _mix_faults(spec: GRPOJobSpec) -> list[FieldError]:

@@ -15,6 +15,7 @@ The order of decisions, each of which ends the plan:
 """
 
 import copy
+import hashlib
 import json
 from collections import OrderedDict
 from dataclasses import dataclass, field
@@ -36,9 +37,9 @@ from grpo_operator.reasons import Cause, Reason
 
 MAX_RESTART_ENTRIES = 20
 MAX_REMEMBERED = 1024
-_valid: OrderedDict[tuple[str, str], GRPOJob] = OrderedDict()
-"""Valid jobs by UID and the text of the spec, the last used at the end. It changes no answer: parsing is a pure
-function."""
+_valid: OrderedDict[str, tuple[bytes, GRPOJob]] = OrderedDict()
+"""By UID a digest of the spec, whose rewards may fill a MB, and what became of it; the last used at the end. It changes
+no answer: parsing is a pure function."""
 
 
 @dataclass
@@ -106,14 +107,15 @@ def plan(observed: Observed, now: datetime) -> Plan:
 def _parse(job: Object) -> GRPOJob:
     """The job, valid. A spec that was parsed before is not parsed anew: that would be half of a plan's time."""
     metadata = job["metadata"]
-    key = (metadata["uid"], json.dumps(job["spec"]))
-    if (held := _valid.get(key)) is not None:
-        _valid.move_to_end(key)
-        return held.model_copy(update={"metadata": metadata})
+    digest = hashlib.sha256(json.dumps(job["spec"]).encode()).digest()
+    held = _valid.get(metadata["uid"])
+    if held is not None and held[0] == digest:
+        _valid.move_to_end(metadata["uid"])
+        return held[1].model_copy(update={"metadata": metadata})
     parsed = parse_job(job)
     if faults := size_faults(parsed.spec):
         raise InvalidJobError(faults)
-    _valid[key] = parsed
+    _valid[metadata["uid"]] = (digest, parsed)
     if len(_valid) > MAX_REMEMBERED:
         _valid.popitem(last=False)
     return parsed

@@ -10,6 +10,7 @@ from urllib.parse import parse_qs, urlsplit
 import urllib3
 
 from local_cluster.control_plane import ControlPlane
+from tests.apiserver.chaos.api import administrator
 
 GONE = {
     "type": "ERROR",
@@ -28,15 +29,8 @@ class WatchProxy:
     """
 
     def __init__(self, plane: ControlPlane) -> None:
-        pki = plane.directory / "pki"
         self._server_url = plane.url
-        self._pool = urllib3.PoolManager(
-            maxsize=64,
-            ca_certs=str(pki / "ca.crt"),
-            cert_file=str(pki / "admin.crt"),
-            key_file=str(pki / "admin.key"),
-            retries=False,
-        )
+        self._pool = administrator(plane, maxsize=64)
         self.watched: set[str] = set()
         """Paths of all watches so far."""
         self.gone: set[str] = set()

@@ -10,16 +10,9 @@ from grpo_trainer.policy_losses import PolicyTokens, find_loss
 
 
 @dataclass(frozen=True)
-class LossInputs:
-    """Tokens of one micro-batch, whole sequences one after the other; all tensors of shape (T,) and float32."""
+class LossInputs(PolicyTokens):
+    """Tokens of one micro-batch and all that makes one number of them; tensors (T,) float32."""
 
-    log_probs: torch.Tensor
-    """By the current policy, with gradient."""
-    old_log_probs: torch.Tensor
-    """By the policy that the step started from."""
-    advantages: torch.Tensor
-    lengths: tuple[int, ...]
-    """Tokens of each sequence."""
     weights: torch.Tensor
     """From `aggregate.token_weights` by `actor.lossAggMode`; 0 for tokens left out."""
     policy_weights: torch.Tensor
@@ -29,8 +22,6 @@ class LossInputs:
     ref_log_probs: torch.Tensor | None = None
     rollout_weights: torch.Tensor | None = None
     """From `rollout_correction.importance_weights`; multiply the policy loss alone, as in verl."""
-    chosen: torch.Tensor | None = None
-    """Booleans, of a loss that chooses tokens within the mini-batch."""
 
 
 @dataclass(frozen=True)
@@ -48,8 +39,7 @@ TOKEN_SUMS = ("entropy", "pg_clipfrac", "pg_clipfrac_lower", "ppo_kl")
 def compute_loss(inputs: LossInputs, actor: ActorSpec) -> LossOutputs:
     """Loss and metric sums of one micro-batch."""
     weights = inputs.weights
-    tokens = PolicyTokens(inputs.log_probs, inputs.old_log_probs, inputs.advantages, inputs.lengths, inputs.chosen)
-    policy = find_loss(actor.policy_loss).cost(tokens, actor)
+    policy = find_loss(actor.policy_loss).cost(inputs, actor)
     cost = policy.cost if inputs.rollout_weights is None else policy.cost * inputs.rollout_weights
     loss = pg_loss = (cost * inputs.policy_weights).sum()
     counted = weights > 0
@@ -57,7 +47,7 @@ def compute_loss(inputs: LossInputs, actor: ActorSpec) -> LossOutputs:
         "pg_loss": pg_loss.detach(),
         "pg_clipfrac": (policy.clipped & counted).sum(),
         "pg_clipfrac_lower": (policy.clipped_lower & counted).sum(),
-        "ppo_kl": (torch.clamp(-tokens.log_ratio.detach(), -20.0, 20.0) * counted).sum(),
+        "ppo_kl": (torch.clamp(-inputs.log_ratio.detach(), -20.0, 20.0) * counted).sum(),
         "entropy": (inputs.entropy.detach() * counted).sum(),
     }
     if inputs.ref_log_probs is not None:

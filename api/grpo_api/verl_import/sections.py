@@ -42,13 +42,8 @@ def job_name(draft: Draft, name: str | None) -> str:
 def model_and_data(draft: Draft) -> None:
     put_paths(draft, MODEL + "path", "model.path", DEFAULT_MODEL, "verl's default is a copy of this one")
     put_paths(draft, "data.train_files", "data.train.files", [DEFAULT_FILES], f"{DEFAULT_FILES} is no file")
-    for key, setting in draft.settings.items():
-        if key.startswith(TEMPLATE_KWARGS) and not setting.deleted and setting.value is not None:
-            path = "data.chatTemplateKwargs." + key.removeprefix(TEMPLATE_KWARGS)
-            draft.set(path, setting.value)
-            draft.carry(key, path)
-        elif f"{key}.".startswith(TEMPLATE_KWARGS):
-            draft.leave(key, "not set; the template's own defaults")
+    for key in draft.settings:
+        _as_it_stands(draft, key, TEMPLATE_KWARGS, "data.chatTemplateKwargs.", "not set; the template's own defaults")
     _validation(draft)
     files = [*(draft.get("data.train.files") or []), *(draft.get("data.val.files") or [])]
     named = [draft.get("model.path"), *files]
@@ -177,11 +172,17 @@ def estimator_and_engine(draft: Draft) -> None:
         engine_args = CARRIED[key].path.startswith("rollout.engineArgs") if key in CARRIED else False
         if (engine_args or key.startswith(ENGINE_KWARGS)) and draft.get("rollout.engine") == "hf":
             draft.leave(key, "vLLM's, and the engine is hf")
-        elif key.startswith(ENGINE_KWARGS) and (setting := draft.given(key)):
-            draft.set("rollout.engineArgs." + key.removeprefix(ENGINE_KWARGS), setting.value)
-            draft.carry(key, "rollout.engineArgs." + key.removeprefix(ENGINE_KWARGS))
-        elif f"{key}.".startswith(ENGINE_KWARGS):
-            draft.leave(key, "not set; the engine's own default")
+        else:
+            _as_it_stands(draft, key, ENGINE_KWARGS, "rollout.engineArgs.", "not set; the engine's own default")
+
+
+def _as_it_stands(draft: Draft, key: str, prefix: str, path: str, unset: str) -> None:
+    """A key below `prefix`, whatever its name, to the same below `path`; `unset` is why one without a value is left."""
+    if key.startswith(prefix) and (setting := draft.given(key)):
+        draft.set(path + key.removeprefix(prefix), setting.value)
+        draft.carry(key, path + key.removeprefix(prefix))
+    elif f"{key}.".startswith(prefix):
+        draft.leave(key, unset)
 
 
 def _sampling(draft: Draft) -> None:

@@ -29,20 +29,20 @@ FLAGS = {
 """Further flags of the control plane: history that can be read, and nodes that are lost sooner than in a cluster."""
 
 
+def administrator(plane: ControlPlane, **settings: Any) -> urllib3.PoolManager:
+    """Connections with the administrator's rights; nothing is tried again."""
+    pki = plane.directory / "pki"
+    certificates = {"ca_certs": "ca.crt", "cert_file": "admin.crt", "key_file": "admin.key"}
+    files = {name: str(pki / file) for name, file in certificates.items()}
+    return urllib3.PoolManager(retries=False, **files, **settings)
+
+
 class Api:
     """The administrator's requests. A status that is an answer to a repeated request is none to fail on."""
 
     def __init__(self, plane: ControlPlane) -> None:
-        pki = plane.directory / "pki"
         self._url = plane.url
-        self._pool = urllib3.PoolManager(
-            maxsize=16,
-            ca_certs=str(pki / "ca.crt"),
-            cert_file=str(pki / "admin.crt"),
-            key_file=str(pki / "admin.key"),
-            retries=False,
-            timeout=10.0,
-        )
+        self._pool = administrator(plane, maxsize=16, timeout=10.0)
 
     def request(
         self, method: str, path: str, body: Object | None = None, content: str = "application/json"

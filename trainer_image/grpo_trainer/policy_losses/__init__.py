@@ -4,7 +4,7 @@ Each gives a cost a token; how costs become one number is `aggregate.py`'s part,
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -14,16 +14,16 @@ from grpo_trainer.registry import Registry, import_function
 
 @dataclass(frozen=True)
 class PolicyTokens:
-    """Tokens of one micro-batch, whole sequences one after the other; tensors (T,) float32."""
+    """Tokens, whole sequences one after the other; tensors (T,) float32. A loss is given those of one micro-batch."""
 
     log_probs: torch.Tensor
-    """By the current policy, with gradient."""
+    """By the current policy; with gradient in a micro-batch."""
     old_log_probs: torch.Tensor
     """By the policy that the step started from."""
     advantages: torch.Tensor
     lengths: tuple[int, ...]
     """Tokens of each sequence."""
-    chosen: torch.Tensor | None = None
+    chosen: torch.Tensor | None = field(default=None, kw_only=True)
     """(T,) booleans: the tokens that a loss with `choose` chose within the mini-batch."""
 
     @property
@@ -55,14 +55,9 @@ class TokenLoss:
 
 
 @dataclass(frozen=True)
-class MiniBatch:
-    """This rank's tokens of a whole mini-batch that are trained on; tensors (T,) float32, without gradient."""
+class MiniBatch(PolicyTokens):
+    """This rank's tokens of a whole mini-batch that are trained on, without gradient."""
 
-    log_probs: torch.Tensor
-    """By the current policy."""
-    old_log_probs: torch.Tensor
-    advantages: torch.Tensor
-    lengths: tuple[int, ...]
     keys: tuple[str, ...]
     """What tells the sequences of the mini-batch apart, on whichever rank they are."""
     update: int

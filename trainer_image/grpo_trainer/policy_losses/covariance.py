@@ -18,7 +18,7 @@ def choose_to_clip(batch: MiniBatch, actor: ActorSpec) -> torch.Tensor:
     """(T,): a random `clipCovRatio` of the mini-batch's tokens, of those whose covariance is between the two bounds and
     which the clip leaves alone."""
     low, high = clip_range(actor)
-    ratio = torch.clamp(batch.log_probs - batch.old_log_probs, -20.0, 20.0).exp()
+    ratio = batch.ratio()
     clipped = -batch.advantages * torch.clamp(ratio, 1.0 - low, 1.0 + high) > -batch.advantages * ratio
     covariance = _covariance(batch)
     bounds = actor.policy_loss

@@ -1,6 +1,6 @@
 """One process's part of the policy: an FSDP2 shard, its optimizer, and the reference model."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
@@ -278,10 +278,7 @@ class FsdpActor:
             return None
         current = self.compute_log_probs(samples)
         lengths = [len(sample.response_ids) for sample in samples]
-        old = [
-            now if on_policy or s.old_log_probs is None else s.old_log_probs.to(now)
-            for s, now in zip(samples, current, strict=True)
-        ]
+        old = _old_log_probs(samples, current, on_policy)
         empty = [torch.empty(0)]  # of a rank without samples
         batch = MiniBatch(
             log_probs=torch.cat(current + empty).to(self.device),
@@ -304,10 +301,7 @@ class FsdpActor:
     ) -> LossInputs:
         lengths = [len(sample.response_ids) for sample in samples]
         current = log_probs.detach().split(lengths)
-        old = [
-            now if on_policy or s.old_log_probs is None else s.old_log_probs.to(now)
-            for s, now in zip(samples, current, strict=True)
-        ]
+        old = _old_log_probs(samples, current, on_policy)
         reference = None
         if self.spec.actor.use_kl_loss:
             reference = torch.cat([s.ref_log_probs for s in samples]).to(log_probs)
@@ -355,6 +349,14 @@ class FsdpActor:
         dist.all_reduce(values)
         metrics = dict(zip(names, values.tolist(), strict=True))
         return metrics | {name: metrics[name] / max(counts.tokens, 1.0) for name in TOKEN_SUMS}
+
+
+def _old_log_probs(samples: list[Sample], current: Sequence[torch.Tensor], on_policy: bool) -> list[torch.Tensor]:
+    """(T,) for each sample: its own, or the current ones, which are the same before the policy has moved."""
+    return [
+        now if on_policy or s.old_log_probs is None else s.old_log_probs.to(now)
+        for s, now in zip(samples, current, strict=True)
+    ]
 
 
 def _token_advantages(samples: list[Sample]) -> list[float]:
