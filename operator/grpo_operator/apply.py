@@ -23,9 +23,14 @@ def without_progress(status: dict[str, Any]) -> dict[str, Any]:
 
 
 async def patch_status(kube: Kube, cache: Cache, job: Object, new: dict[str, Any]) -> None:
-    """Write the status; fields that `new` lacks are removed."""
-    metadata = job["metadata"]
-    written = await kube.patch_status(names.KIND, metadata["namespace"], metadata["name"], metadata["uid"], new)
+    """Write the status; fields that `new` lacks are removed.
+
+    A process that was frozen in the middle of this, and wakes up when another has the Lease, must not take back what
+    that one has decided: attempt and state must be as this plan found them.
+    """
+    metadata, old = job["metadata"], job.get("status") or {}
+    held = {field: old[field] for field in ("attempt", "state") if field in old}
+    written = await kube.patch_status(names.KIND, metadata["namespace"], metadata["name"], metadata["uid"], new, held)
     cache.put_job(written)
 
 

@@ -114,8 +114,11 @@ class Kube:
         path = _path(kind, namespace, name)
         return await self._request("PATCH", path, "patch", kind, change, "application/merge-patch+json")
 
-    async def patch_status(self, kind: str, namespace: str, name: str, uid: str, status: Object) -> Object:
-        """Put this status in place of that of the object with this UID; a namesake that was made since is a 422.
+    async def patch_status(
+        self, kind: str, namespace: str, name: str, uid: str, status: Object, held: Object | None = None
+    ) -> Object:
+        """Put this status in place of that of the object with this UID, as long as that one has the fields `held`.
+        Else, and for a namesake that was made since, it is a 422.
 
         A merge patch with `metadata.uid` would not do: for the status of a custom resource, the API server puts its own
         metadata in place of the patch's before it looks at it, and so writes into the namesake.
@@ -123,6 +126,7 @@ class Kube:
         path = f"{_path(kind, namespace, name)}/status"
         change = [
             {"op": "test", "path": "/metadata/uid", "value": uid},
+            *({"op": "test", "path": f"/status/{field}", "value": value} for field, value in (held or {}).items()),
             {"op": "add", "path": "/status", "value": status},  # replaces what is there
         ]
         return await self._request("PATCH", path, "patch", kind, change, "application/json-patch+json")

@@ -43,7 +43,7 @@ class Audit:
         self.writes = 0
         """Those that may have changed something."""
         self.without_grace: list[tuple[float, str]] = []
-        """(time, UID) of deletions without grace."""
+        """(time, UID) of deletions without grace that met a pod."""
 
     def read(self) -> None:
         if not self._log.exists():
@@ -76,7 +76,7 @@ class Audit:
             uid = (options.get("preconditions") or {}).get("uid")
             if uid is None:
                 self.broken.append(f"{what}: names no UID, so it may hit a namesake")
-            elif options.get("gracePeriodSeconds") == 0:
+            elif options.get("gracePeriodSeconds") == 0 and event["responseStatus"]["code"] == 200:
                 self.without_grace.append((asked, uid))
         elif place.get("subresource") == "status" and not _tests_uid(body):
             self.broken.append(f"{what}: names no UID, so it may hit a namesake")

@@ -199,6 +199,9 @@ class Judge:
         if before != after:
             self._conditions(revision, job, after)
         job.manifest = new
+        if after.get("state") == "Suspended":
+            # No pod is left to decide on; and a gang that was never whole keeps its number when it is resumed.
+            job.attempts[job.attempt].faults.clear()
         if job.suspend:
             job.attempts[job.attempt].suspended = True
         self._watch_placement(job)

@@ -81,12 +81,16 @@ class FakeKube:
             raise KubeError(409, "Conflict", "the object has been modified")
         return self.put(body)
 
-    async def patch_status(self, kind: str, namespace: str, name: str, uid: str, status: Object) -> Object:
+    async def patch_status(
+        self, kind: str, namespace: str, name: str, uid: str, status: Object, held: Object | None = None
+    ) -> Object:
         self.requests.append(("patch", kind, name))
-        held = self.objects[kind, name]
-        if held["metadata"]["uid"] != uid:
+        found = self.objects[kind, name]
+        if found["metadata"]["uid"] != uid or any(
+            found.get("status", {}).get(field) != value for field, value in (held or {}).items()
+        ):
             raise KubeError(422, "Invalid", "the server rejected our request due to an error in our request")
-        return self.put({**held, "status": copy.deepcopy(status)})
+        return self.put({**found, "status": copy.deepcopy(status)})
 
     async def delete(self, kind: str, namespace: str, name: str, uid: str, grace: int | None = None) -> bool:
         self.requests.append(("delete", kind, name) if grace is None else ("delete", kind, name, f"grace={grace}"))

@@ -56,6 +56,17 @@ async def test_status_of_a_namesake_made_since_is_not_written():
     assert "status" not in kube.objects["GRPOJob", "sums"]
 
 
+@pytest.mark.parametrize("since", [{"state": "Restarting", "attempt": 1}, {"state": "Failed", "attempt": 0}])
+async def test_decision_of_another_operator_is_not_taken_back(since):
+    """This one was frozen before it sent its patch, and woke up without its Lease."""
+    old = {"state": "Starting", "attempt": 0}
+    kube = FakeKube(raw_job(status=since))
+    with pytest.raises(KubeError) as error:
+        await apply.patch_status(kube, Cache(), raw_job(status=old), {"state": "Running", "attempt": 0})
+    assert error.value.code == 422
+    assert kube.objects["GRPOJob", "sums"]["status"] == since
+
+
 async def test_namesake_of_a_pod_is_not_deleted():
     kube = FakeKube(child("Pod", "sums-0", uid="new"), child("Pod", "sums-1", uid="held"))
     doomed = [("Pod", child("Pod", "sums-0", uid="old")), ("Pod", child("Pod", "sums-1", uid="held"))]
