@@ -21,6 +21,15 @@ def _refuse(what: str) -> UserInputError:
     )
 
 
+class Whole:
+    """A pack on its way through the decoder layers. FSDP copies dataclasses among a layer's arguments when it casts
+    them, and a copy has lost what its pack computed once for all layers: masks, and on GPUs indices, whose transfer
+    makes the host wait for the device."""
+
+    def __init__(self, pack: Pack):
+        self.pack = pack
+
+
 def packed_attention(
     module: torch.nn.Module,
     query: torch.Tensor,
@@ -30,7 +39,7 @@ def packed_attention(
     scaling: float | None = None,
     dropout: float = 0.0,
     *,
-    pack: Pack | None = None,
+    pack: Whole | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: torch.Tensor | None = None,
@@ -41,17 +50,18 @@ def packed_attention(
     Raises UserInputError for a model whose attention is not plain softmax over all of a sequence.
     """
     assert pack is not None, "packed attention is called by PolicyModel alone"
+    row = pack.pack
     if softcap is not None:
         raise _refuse("softcapping")
     if s_aux is not None:
         raise _refuse("attention sinks")
-    if sliding_window is not None and pack.segments.max_key > sliding_window:
+    if sliding_window is not None and row.segments.max_key > sliding_window:
         raise _refuse(f"a sliding window of {sliding_window} tokens, less than the longest sequence")
     grouped = query.shape[1] != key.shape[1]
     if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16):
         from torch.nn.attention.varlen import varlen_attn
 
-        segments = pack.segments
+        segments = row.segments
         repeat = query.shape[1] // key.shape[1]
         gathered = [
             tensor[0].transpose(0, 1).index_select(0, segments.key_index).repeat_interleave(repeat, dim=1)
@@ -77,7 +87,7 @@ def packed_attention(
             scale=scaling,
             enable_gqa=grouped,
         )
-        for block, mask in zip(pack.blocks, pack.block_masks, strict=True)
+        for block, mask in zip(row.blocks, row.block_masks, strict=True)
     ]
     return torch.cat(outputs, dim=2).transpose(1, 2), None
 

@@ -4,6 +4,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from grpo_trainer.attention import Whole
 from grpo_trainer.errors import UserInputError
 from grpo_trainer.packing import Pack
 
@@ -38,7 +39,7 @@ class PolicyModel(nn.Module):
             position_ids=pack.position_ids,
             attention_mask=_additive(pack.dense_mask, self.lm.dtype) if eager else None,
             use_cache=False,
-            pack=pack,
+            pack=Whole(pack),
         ).last_hidden_state[0]
         rows = hidden[pack.predict]
         recompute = torch.is_grad_enabled() and rows.is_cuda

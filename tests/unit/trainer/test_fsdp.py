@@ -10,6 +10,7 @@ import torch
 from transformers import LlamaForCausalLM
 
 from grpo_api.spec.training import ActorSpec
+from grpo_trainer import packing
 from grpo_trainer.errors import UserInputError
 from grpo_trainer.sample import Sample
 from grpo_trainer.workers.fsdp import FsdpActor
@@ -362,3 +363,21 @@ def test_what_cannot_be_loaded_is_the_users_fault(tmp_path: Path, model: Path) -
         load_model(make_spec(tmp_path).model, CPU)
     with pytest.raises(UserInputError, match="set float32"):
         load_model(make_spec(model, model={"dtype": "bfloat16"}).model, CPU)
+
+
+def masks_made(rank: int, world_size: int, model: str) -> int:
+    """For a row of three groups, through two decoder layers."""
+    made, original = [], packing._block_mask
+
+    def counted(block: packing.Block, device: torch.device) -> torch.Tensor:
+        made.append(block)
+        return original(block, device)
+
+    packing._block_mask = counted
+    actor = FsdpActor(make_spec(Path(model)), rank=rank, world_size=world_size, device=CPU, total_updates=1)
+    actor.compute_log_probs(make_samples())
+    return len(made)
+
+
+def test_a_rows_masks_are_made_once_for_all_layers(model: Path) -> None:
+    assert on_ranks(1, masks_made, str(model)) == [3]
