@@ -84,8 +84,13 @@ images: ## Build both images and load them into the local cluster
 .PHONY: apiserver
 apiserver: setup ## Tests against a real API server, scheduler and controller-manager
 	@python3 -m local_cluster.packages tests
+	@$(RUN) python -m pytest $(RERUN) tests/apiserver tests/cluster tests/chart \
+		$(addprefix --ignore=tests/apiserver/,test_chaos.py test_gangs.py test_kueue.py)
+
+.PHONY: gangs
+gangs: setup ## What every gang backend must do, with a real scheduler and a real Kueue
 	@$(RUN) python -m tests.apiserver.kueue
-	@$(RUN) python -m pytest $(RERUN) tests/apiserver tests/cluster tests/chart --ignore=tests/apiserver/test_chaos.py
+	@$(RUN) python -m pytest $(RERUN) tests/apiserver/test_gangs.py tests/apiserver/test_kueue.py
 
 .PHONY: chaos-short
 chaos-short: setup ## Three minutes of random faults over 50 jobs on a control plane of its own (GRPO_CHAOS_SEED=7)

@@ -18,10 +18,11 @@ def main(runner: Runner) -> int:
         Stage("trainer-env", make("setup-trainer"), after=["images"], note="torch, vLLM and Ray outside the image"),
         Stage("trainer", make("unit-trainer"), after=["trainer-env", "unit"]),
         Stage("conformance", make("conformance"), after=["trainer"]),
-        # Mostly waits for control planes, so it goes beside the trainer's arithmetic.
+        # These mostly wait for control planes, so they go beside the trainer's arithmetic and beside each other.
         Stage("apiserver", make("apiserver"), after=["load", "unit"]),
+        Stage("gangs", make("gangs"), after=["conformance"]),
         # These start Ray and vLLM: one at a time.
-        Stage("integration", make("integration"), after=["conformance", "apiserver"]),
+        Stage("integration", make("integration"), after=["gangs", "apiserver"]),
         Stage("e2e", make("e2e"), after=["integration"]),
     ]
     runner.run([*builds, *tests])

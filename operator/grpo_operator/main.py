@@ -65,8 +65,7 @@ class Operator:
         probes = await self._serve_probes()
         await self.kube.connect()
         stop = asyncio.Event()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        take_signals(stop)
         asked = asyncio.create_task(stop.wait())
         try:
             acquire = asyncio.create_task(self.lease.acquire())
@@ -75,12 +74,12 @@ class Operator:
                 acquire.cancel()
                 return 0
             acquire.result()
-            return await self._lead(asked)
+            return await self._lead(asked, stop)
         finally:
             await probes.cleanup()
             await self.kube.close()
 
-    async def _lead(self, asked: asyncio.Task[bool]) -> int:
+    async def _lead(self, asked: asyncio.Task[bool], stop: asyncio.Event) -> int:
         self.leading = True
         metrics.LEADER.set(1)
         self.cache.capabilities = await discover(self.kube, self.settings.namespaces, self.settings.lease_namespace)
@@ -110,16 +109,19 @@ class Operator:
             parts.add(asyncio.create_task(self.gatekeeper.run(), name="gates"))
         resync = asyncio.create_task(self._keep_in_sync(), name="resync")
         parts.add(resync)
-        # Last: kopf takes every task that was made after it for its own, and gives those 5 s before it ends.
-        await asyncio.sleep(0)
         watch = asyncio.create_task(watching, name="watching")
         parts.add(watch)
+        await asyncio.wait(
+            {asked, watch, ready := asyncio.create_task(self.watching.wait())}, return_when=asyncio.FIRST_COMPLETED
+        )
+        ready.cancel()
+        take_signals(stop)  # from kopf, which on a signal would wait 5 s for every task that was made after its start
         done, pending = await asyncio.wait({asked, *parts}, return_when=asyncio.FIRST_COMPLETED)
         for task in pending:
             task.cancel()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(asyncio.gather(*pending, return_exceptions=True), 5)
-        # kopf puts its own handlers in place of ours: a signal ends the watching without an error.
+        # A signal before our handlers were back has ended the watching without an error.
         if asked in done or any(task in done and task.exception() is None for task in (watch, resync)):
             with contextlib.suppress(Exception):
                 await self.lease.release()
@@ -186,6 +188,12 @@ class Operator:
         if behind > WATCH_BEHIND_SECONDS:
             return f"the watch of {watch} has not brought for {behind:.0f} s what a list shows"
         return ""
+
+
+def take_signals(stop: asyncio.Event) -> None:
+    """SIGTERM and SIGINT set `stop`, and nothing else."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
 
 
 def main() -> None:

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from urllib.error import HTTPError
+from urllib.error import HTTPError, URLError
 from urllib.request import urlopen
 
 from local_cluster.control_plane import ControlPlane, free_ports
@@ -69,9 +69,11 @@ class Operator:
         return code
 
     def probe(self, name: str) -> tuple[int, str]:
-        """(status, text) of `healthz` or `readyz`."""
+        """(status, text) of `healthz` or `readyz`; (0, "") while nobody listens."""
         try:
             with urlopen(f"http://127.0.0.1:{self.probe_port}/{name}", timeout=5) as answer:
                 return answer.status, answer.read().decode()
         except HTTPError as error:
             return error.code, error.read().decode()
+        except URLError:
+            return 0, ""

@@ -3,6 +3,7 @@
 import json
 import threading
 import time
+from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from urllib.request import urlopen
 
@@ -129,6 +130,17 @@ def test_operator_killed_and_restarted_changes_no_pod(rig, job):
     rig.wait("the new operator at work", lambda: len(rig.items("pods", "later")) == 2, 40)
     assert {name: pod["metadata"]["uid"] for name, pod in rig.items("pods", "steady").items()} == before
     assert rig.status("steady").get("restarts", []) == []
+
+
+def test_a_stop_is_quick(rig):
+    """A rollout of the operator waits for it. kopf on its own gives tasks that are not its own 5 s to end."""
+    rig.wait("the operator's lead", lambda: rig.operator.probe("readyz") == (200, "leads"))
+    client = HTTPConnection("127.0.0.1", rig.operator.probe_port)
+    client.request("GET", "/healthz")
+    client.getresponse().read()  # the connection stays open, and with it a task
+    began = time.monotonic()
+    rig.stop_operator()
+    assert time.monotonic() - began < 4.5
 
 
 def test_delete_with_the_operator_down_leaves_only_a_retained_claim(rig, job):
