@@ -1,6 +1,6 @@
 """Time and cost of the operator with many jobs of two pods each, beside KubeRay's on the same rig.
 
-    python -m benchmarks.operator_scale [--jobs 1000] [--gang none|native] [--kuberay] [-o json] [--idle 60]
+    python -m benchmarks.operator_scale [--jobs 1000] [--gang none|native|gated] [--kuberay] [-o json] [--idle 60]
 
 A real API server, scheduler and controller-manager; kwok in the kubelets' place, so that pods run as soon as they are
 bound. Head pods answer `/progress`, and the operator polls them. With --kuberay, KubeRay then brings up as many
@@ -213,7 +213,7 @@ async def measure_kuberay(plane: ControlPlane, count: int) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--jobs", type=int, default=1000)
-    parser.add_argument("--gang", choices=("none", "native"), default="none")
+    parser.add_argument("--gang", choices=("none", "native", "gated"), default="none")
     parser.add_argument("--kuberay", action="store_true", help="KubeRay too, after ours, and the ratio")
     parser.add_argument("--idle", type=float, default=60.0, help="seconds to watch all jobs run; 0 for none")
     parser.add_argument("-o", "--output", choices=("text", "json"), default="text")

@@ -7,6 +7,7 @@ from typing import Any
 
 from grpo_api import names
 from grpo_api.job import GRPOJob
+from grpo_api.names import State
 from grpo_operator.children.claim import claim
 from grpo_operator.children.configmap import config_map
 from grpo_operator.children.pods import pod
@@ -16,6 +17,7 @@ from grpo_operator.gang.choice import choose
 from grpo_operator.kube import Object, kind_of
 from grpo_operator.observe import Observed
 from grpo_operator.policies.podstate import attempt_of
+from grpo_operator.reasons import Reason
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,8 @@ class Wanted:
     gang: dict[str, Any]
     """`status.gang`."""
     fault: str | None = None
+    left_alone: bool = False
+    """The gang is whole, and its backend's API or rights are gone: its objects stay as they are."""
     waiting: Waiting | None = None
     """Why a gang whose pods are all there has no nodes, where its backend knows."""
     consults: tuple[str, str] | None = None
@@ -41,7 +45,7 @@ def wanted(job: GRPOJob, attempt: int, observed: Observed) -> Wanted:
     pods = [pod for pod in observed.pods if attempt_of(pod) == attempt]
     gang = Gang(job, attempt, pods, observed.children, observed.told, observed.consulted)
     in_use = ((observed.job.get("status") or {}).get("gang") or {}).get("backend") if pods else None
-    backend, why = choose(job, observed.capabilities, in_use)
+    backend, why = choose(job, observed.capabilities, in_use, whole=len(pods) == job.spec.trainer.nnodes)
     if backend is None:
         return Wanted({}, {"backend": job.spec.gang_scheduling.backend, "reason": why}, fault=why)
     makers: dict[tuple[str, str], Callable[[], Object]] = {}
@@ -49,7 +53,8 @@ def wanted(job: GRPOJob, attempt: int, observed: Observed) -> Wanted:
         makers[kind_of(made_claim), made_claim["metadata"]["name"]] = lambda: made_claim
     makers["ConfigMap", names.config_map_name(job.name)] = partial(config_map, job)
     makers["Service", names.service_name(job.name)] = partial(service, job)
-    for item in backend.objects(gang):
+    left_alone = backend.refusal(job) is not None
+    for item in [] if left_alone else backend.objects(gang):
         makers[kind_of(item), item["metadata"]["name"]] = partial(dict, item)
 
     def make_pod(rank: int) -> Object:
@@ -60,8 +65,9 @@ def wanted(job: GRPOJob, attempt: int, observed: Observed) -> Wanted:
     return Wanted(
         makers,
         {"backend": backend.name, "reason": why},
-        waiting=backend.waiting(gang),
-        consults=backend.consults(gang),
+        left_alone=left_alone,
+        waiting=Waiting(State.PENDING, Reason.UNSCHEDULABLE, why) if left_alone else backend.waiting(gang),
+        consults=None if left_alone else backend.consults(gang),
     )
 
 

@@ -8,15 +8,17 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
+from aiohttp import ClientError
+
 from grpo_api import names
 from grpo_operator.cache import Cache
 from grpo_operator.cluster_view import ClusterView
 from grpo_operator.gang import gated
 from grpo_operator.gang.cluster import HOSTNAME, Needs, Node, needs_of
-from grpo_operator.gang.line import WaitingGang, decide
+from grpo_operator.gang.line import Decision, WaitingGang, decide
 from grpo_operator.kube import Kube, KubeError, Object
 from grpo_operator.policies.podstate import attempt_of, rank_of
-from grpo_operator.reasons import Cause
+from grpo_operator.reasons import Cause, Reason
 from grpo_operator.workqueue import Key
 
 SETTLE_SECONDS = 0.2
@@ -28,6 +30,11 @@ BIND_SECONDS = 10.0
 one which cannot be placed after all is alone with its part of the GPUs."""
 TELL_SECONDS = 10.0
 """Between two news of a place in the line at least: each is a status patch of every gang that waits."""
+REFUSED = frozenset({400, 403, 422})
+"""Answers that stand however often it is asked: by a right, an admission policy or a webhook."""
+
+Waiting = dict[Key, tuple[WaitingGang, list[Object]]]
+"""Gangs of the line, each with its pods that are gated, by rank."""
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +52,8 @@ class Gatekeeper:
     ) -> None:
         self._kube, self._cache, self._view, self._enqueue, self._clock = kube, cache, view, enqueue, clock
         self._told: dict[Key, tuple[tuple[str, str], float]] = {}
-        self._needs: dict[str, Needs] = {}
+        self._needs: dict[tuple[str, str | None], Needs] = {}
+        """By a pod's UID and version: while a gate holds it, others may narrow where it may go."""
 
     def told(self, key: Key) -> tuple[str, str] | None:
         return self._told[key][0] if key in self._told else None
@@ -59,27 +67,48 @@ class Gatekeeper:
             self._view.changed.clear()
             try:
                 await self.decide()
-            except (KubeError, OSError, TimeoutError) as error:
+            except (KubeError, ClientError, OSError, TimeoutError) as error:
                 logger.warning("gates: %s: %s; again in %.0f s", type(error).__name__, error, LOOK_SECONDS)
 
     async def decide(self) -> None:
         """One decision carried out. What a crash cuts off, the next one completes: the gang has then begun."""
         now = self._clock()
         # Without a gate in the cluster, each pod that starts would be a reason to look at all jobs.
-        waiting = dict(self._waiting()) if self._view.any_gated() else {}
+        waiting = self._waiting() if self._view.any_gated() else {}
         if not waiting:
             self._tell({}, now.timestamp())
             return
-        made = decide(self._view.cluster(), [gang for gang, _ in waiting.values()], now.timestamp())
-        for key, begin in made.heads.items():
-            await self._keep_room(waiting[key][1][0], begin)
-        for key, nodes in made.release.items():
-            await self._release(key, waiting[key], nodes)
-        self._tell(made.told, now.timestamp())
+        refused: dict[Key, tuple[str, str]] = {}
+        while True:
+            made = decide(self._view.cluster(), [gang for gang, _ in waiting.values()], now.timestamp())
+            if not (failed := await self._carry_out(made, waiting)):
+                break
+            # The room that was meant for them is another's.
+            refused |= failed
+            gone = refused.keys() | made.release.keys()
+            waiting = {key: held for key, held in waiting.items() if key not in gone}
+        self._tell({**made.told, **refused}, now.timestamp())
 
-    def _waiting(self) -> "list[tuple[Key, tuple[WaitingGang, list[Object]]]]":
-        """Gangs all of whose pods are there and some still gated, with these, by rank."""
-        found, needs = [], dict[str, Needs]()
+    async def _carry_out(self, made: Decision, waiting: Waiting) -> dict[Key, tuple[str, str]]:
+        """Returns why the cluster's rules keep the pods of some gangs from being changed: those wait alone."""
+        failed: dict[Key, tuple[str, str]] = {}
+        for key in [*made.heads, *made.release]:
+            try:
+                if key in made.release:
+                    await self._release(key, waiting[key], made.release[key])
+                else:
+                    await self._keep_room(waiting[key][1][0], made.heads[key])
+            except KubeError as error:
+                if error.code not in REFUSED:
+                    raise
+                logger.warning("gates: %s/%s: %s", *key, error.message)
+                message = f"the cluster does not let the operator change the gang's pods: {error.message}"
+                failed[key] = Reason.ADMISSION_DENIED, message[:1000]
+        return failed
+
+    def _waiting(self) -> Waiting:
+        """Gangs all of whose pods are there and some still gated."""
+        found, needs = Waiting(), dict[tuple[str, str | None], Needs]()
         for key, job in self._cache.jobs():
             status = job.get("status") or {}
             attempt = status.get("attempt", 0)
@@ -91,9 +120,10 @@ class Gatekeeper:
             held = sorted(filter(gated.is_gated, pods), key=rank_of)
             if not held or len(pods) < (job["spec"]["trainer"].get("nnodes") or 1):
                 continue
-            uid = held[0]["metadata"]["uid"]
-            needs[uid] = self._needs.get(uid) or needs_of(held[0])
-            found.append((key, (self._gang(key, job, held, pods, needs[uid]), held)))
+            first = held[0]["metadata"]
+            seen = first["uid"], first.get("resourceVersion")
+            needs[seen] = self._needs.get(seen) or needs_of(held[0])
+            found[key] = self._gang(key, job, held, pods, needs[seen]), held
         self._needs = needs
         return found
 

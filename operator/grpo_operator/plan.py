@@ -254,9 +254,8 @@ def _make_children(
         return False
     present = {*observed.children, *(("Pod", pod["metadata"]["name"]) for pod in pods)}
     made.create = [make() for child, make in wanted.makers.items() if child not in present]
-    made.delete += [
-        (kind, item) for kind, item in _gang_objects(observed) if (kind, item["metadata"]["name"]) not in wanted.makers
-    ]
+    objects = [] if wanted.left_alone else _gang_objects(observed)
+    made.delete += [(kind, item) for kind, item in objects if (kind, item["metadata"]["name"]) not in wanted.makers]
     made.delete += children_of.spoiled(wanted, observed)
     return True
 
@@ -277,7 +276,9 @@ def _clean_up(made: Plan, observed: Observed) -> None:
     """A job that has ended keeps or loses its pods by cleanPodPolicy; gang objects go after the last running pod."""
     policy = (observed.job["spec"].get("runPolicy") or {}).get("cleanPodPolicy", "Running")
     running = [pod for pod in observed.pods if not podstate.has_ended(pod)]
-    doomed = {"All": observed.pods, "Running": running, "None": []}[policy]
+    # They have no logs to be kept for; and a queue would let them in one day, or a gate stay on them for ever.
+    waiting = [pod for pod in running if not podstate.is_scheduled(pod)]
+    doomed = {"All": observed.pods, "Running": running, "None": waiting}[policy]
     made.delete = [("Pod", pod) for pod in doomed if not pod["metadata"].get("deletionTimestamp")]
     if not running:
         made.delete += _gang_objects(observed)

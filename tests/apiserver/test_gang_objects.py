@@ -51,7 +51,7 @@ def test_group_and_pods_are_taken_as_they_are_and_the_group_goes_after_the_pods(
     rig.apply(job(name, gangScheduling={"backend": backend, **queue}, template=TEMPLATE))
     rig.wait("pods", lambda: len(rig.items("pods", name)) == 2)
     groups = POD_GROUPS[backend]["metadata"]["name"]
-    group = rig.get(groups, f"{name}-0")
+    (group,) = rig.items(groups, name).values()
     assert group["spec"] == SPECS[backend], "nothing was dropped, defaulted or refused"
     assert group["metadata"]["ownerReferences"][0]["name"] == name
     status = rig.wait_state(name, "Scheduling")

@@ -90,6 +90,21 @@ def _of_first_attempt(group):
     return f"{group['metadata']['name']}-".startswith("-0-", group["metadata"]["name"].index("lost") + 4)
 
 
+def test_suspended_while_it_runs_and_failed_while_it_waits(site):
+    """Both give back all: no pod is left behind a gate, in a queue or held by a finalizer, whatever pods are kept."""
+    first = site.apply("first", 2, gpus=2)
+    site.wait_state(first, "Running")
+    late = site.apply("late", 2, gpus=2, runPolicy={"activeDeadlineSeconds": 1, "cleanPodPolicy": "None"})
+    assert site.wait_state(late, "Failed")["reason"] == "DeadlineExceeded"
+    site.suspend(first, True)
+    site.wait_state(first, "Suspended")
+    for name in (first, late):
+        site.wait(f"release of {name}", lambda name=name: not site.pods(name) and not site.groups(name))
+    site.suspend(first, False)
+    site.wait_state(first, "Running")
+    assert site.status(first)["failures"] == 0
+
+
 def test_deleted_with_no_operator(site):
     """Kubernetes' own garbage collector leaves nothing, and takes the gangs' objects after their last pods."""
     running = [site.apply(f"deleted-{number}", 2) for number in range(3)]

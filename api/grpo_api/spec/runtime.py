@@ -176,7 +176,7 @@ class RunPolicySpec(ApiModel):
     ttl_seconds_after_finished: int | None = Field(default=None, ge=0, le=31_536_000)
     """Seconds after its end until the job is deleted, with all that it owns; kept for ever where unset."""
     clean_pod_policy: Literal["Running", "All", "None"] = "Running"
-    """Pods deleted when the job ends: those still running, all, or none."""
+    """Pods deleted when the job ends: those still running, all, or none but those that have no node yet."""
 
 
 class EnvVar(ApiModel):

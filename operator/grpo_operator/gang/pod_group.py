@@ -6,9 +6,20 @@ from typing import Any, ClassVar
 from grpo_api.job import GRPOJob
 from grpo_operator.children.meta import Object, metadata
 from grpo_operator.gang.base import Gang, GangBackend
-from grpo_operator.gang.native import attempt_labels, pod_group_name
+from grpo_operator.gang.native import attempt_labels
 from grpo_operator.gang.topology import prefer_one_domain
 from grpo_operator.kube import full_kind
+
+
+def group_name(job: GRPOJob, attempt: int) -> str:
+    """A group an attempt, by a name of at most 63 characters (it is the value of a label) that no other job's has, be
+    it in another namespace or a namesake that is gone.
+
+    By their published sources, KAI knows groups by their bare names in all namespaces (`snapshotPodGroups`), and
+    Coscheduling counts pods which are no more as long as they are of a group of this name (`assignedPodsByPG`, where
+    the group went before a pod that waited in Permit).
+    """
+    return f"{job.name[:45]}-{attempt}-{job.metadata['uid'][:8]}"
 
 
 class PodGroupGang(GangBackend):
@@ -50,7 +61,7 @@ class PodGroupGang(GangBackend):
         return None
 
     def objects(self, gang: Gang) -> list[Object]:
-        name = pod_group_name(gang.job, gang.attempt)
+        name = group_name(gang.job, gang.attempt)
         return [
             {
                 "apiVersion": self.api_version,
@@ -64,9 +75,9 @@ class PodGroupGang(GangBackend):
         made = copy.deepcopy(prefer_one_domain(pod, gang))
         made["metadata"].setdefault("annotations", {})
         made["spec"].setdefault("schedulerName", self.scheduler)
-        self.join(made, pod_group_name(gang.job, gang.attempt), gang.job)
+        self.join(made, group_name(gang.job, gang.attempt), gang.job)
         return made
 
     def group(self, gang: Gang) -> Object:
         """The PodGroup as it is observed; empty where it is not."""
-        return gang.children.get((self.kinds[0], pod_group_name(gang.job, gang.attempt)), {})
+        return gang.children.get((self.kinds[0], group_name(gang.job, gang.attempt)), {})

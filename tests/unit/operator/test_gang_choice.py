@@ -13,7 +13,18 @@ from grpo_operator.gang.base import Capabilities
 from grpo_operator.gang.choice import BACKENDS, KINDS, choose
 from grpo_operator.gang.native import V1ALPHA1, V1ALPHA2, V1BETA1
 from grpo_operator.kube import KubeError, resource_of
-from tests.unit.operator.operator_support import NATIVE, NOTHING, POD_GROUP, child, pod, raw_job, run
+from tests.unit.operator.operator_support import (
+    NATIVE,
+    NOTHING,
+    POD_GROUP,
+    child,
+    pod,
+    raw_job,
+    run,
+    running,
+    training,
+    with_status,
+)
 
 
 def choice(asked, capabilities, in_use=None, **more):
@@ -25,8 +36,62 @@ def test_attempt_keeps_the_backend_by_which_its_pods_were_made():
     """A pod that was made without a group cannot join one."""
     assert choice("auto", NATIVE)[0] == "native"
     assert choice("auto", NATIVE, in_use="none")[0] == "none"
-    assert choice("auto", NOTHING, in_use="native")[0] == "none", "what is gone can no longer be used"
     assert choice("auto", NATIVE, in_use="of a later release")[0] == "native"
+    backend, why = choice("auto", NOTHING, in_use="native")
+    assert backend is None, "half a gang is not completed by another backend"
+    assert "made by the backend native" in why
+    assert "suspend the job and resume it" in why
+
+
+OF_BACKEND = {
+    "native": (NATIVE, {}),
+    "kueue": (Capabilities(reads=frozenset({"Workload.v1beta2.kueue.x-k8s.io"})), {"queue": "team-a"}),
+    "gated": (Capabilities(sees_cluster=True), {}),
+    "volcano": (Capabilities(kinds=frozenset({"PodGroup.v1beta1.scheduling.volcano.sh"})), {}),
+    "coscheduling": (Capabilities(kinds=frozenset({"PodGroup.v1alpha1.scheduling.x-k8s.io"})), {}),
+    "kai": (Capabilities(kinds=frozenset({"PodGroup.v2alpha2.scheduling.run.ai"})), {"queue": "team-a"}),
+}
+
+
+def began_by(backend, asked):
+    """(a job whose gang is whole, all else that was made for it, its pods by state)."""
+    capabilities, scheduling = OF_BACKEND[backend]
+    made = run(raw_job(gangScheduling={"backend": backend, **scheduling}), capabilities=capabilities)
+    status = made.status | {"attempt": 0, "createdAttempt": 0, "failures": 0}
+    job = raw_job(gangScheduling={"backend": asked, **scheduling}, status=status)
+    specs = [item["spec"] for item in made.create if item["kind"] == "Pod"]
+    waiting = [{**pod(rank), "spec": spec} for rank, spec in enumerate(specs)]
+    return job, [item for item in made.create if item["kind"] != "Pod"], waiting
+
+
+AUTOMATIC = [name for name, backend in BACKENDS.items() if backend.automatic and name != "none"]
+
+
+@pytest.mark.parametrize(
+    ("backend", "asked"), [*((name, name) for name in OF_BACKEND), *((name, "auto") for name in AUTOMATIC)]
+)
+def test_gang_outlives_the_api_or_the_right_by_which_it_was_made(backend, asked):
+    """A running gang runs on and shows it; one that waits says why, and what brings it on."""
+    job, objects, pods = began_by(backend, asked)
+    waits = run(job, *pods, capabilities=NOTHING, children=objects)
+    assert (waits.status["state"], waits.status["reason"]) == ("Pending", "Unschedulable")
+    assert BACKENDS[backend](NOTHING).refusal(parse_job(job)) in waits.status["message"]
+    assert waits.status["gang"]["backend"] == backend
+    gang = running(0), running(1)
+    runs = run(with_status(job, waits), *gang, capabilities=NOTHING, children=objects, head_report=training())
+    assert runs.status["state"] == "Running"
+    for made in (waits, runs):
+        assert (made.create, made.delete) == ([], []), "what the gang has stays as it is"
+        assert made.consult is None
+
+
+def test_objects_of_running_pods_stay_when_another_backend_would_be_taken_now():
+    job, objects, pods = began_by("native", "auto")
+    job["spec"]["gangScheduling"]["topologyKey"] = "rack"
+    drops = replace(NATIVE, native_topology=False, sees_cluster=True)
+    assert choice("auto", drops, topologyKey="rack")[0] == "gated"
+    for gang in (pods, [running(0), running(1)]):
+        assert run(job, *gang, capabilities=drops, children=objects).delete == []
 
 
 @pytest.mark.parametrize("asked", ["auto", "none"])

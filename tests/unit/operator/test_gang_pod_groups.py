@@ -13,6 +13,8 @@ GROUPS = {
     "coscheduling": ("scheduling.x-k8s.io/v1alpha1", "scheduler-plugins-scheduler"),
     "kai": ("scheduling.run.ai/v2alpha2", "kai-scheduler"),
 }
+GROUP = "sums-0-11111111"
+"""The job's name, the attempt, and the beginning of the job's UID."""
 EVERYTHING = Capabilities(kinds=frozenset(kind for backend in BACKENDS.values() for kind in backend.kinds))
 
 
@@ -35,7 +37,7 @@ def test_group_of_the_whole_gang_comes_first(backend):
     made = run(raw_job(gangScheduling=scheduling(backend)), capabilities=EVERYTHING)
     group = group_of(made)
     assert group["apiVersion"] == GROUPS[backend][0]
-    assert group["metadata"]["name"] == "sums-0"
+    assert group["metadata"]["name"] == GROUP
     assert group["spec"]["minMember"] == 2
     kinds = [item["kind"] for item in made.create]
     assert kinds.index("PodGroup") < kinds.index("Pod")
@@ -56,7 +58,7 @@ def test_volcano():
         "priorityClassName": "urgent",
     }
     for item in pods_of(made):
-        assert item["metadata"]["annotations"] == {"scheduling.k8s.io/group-name": "sums-0"}
+        assert item["metadata"]["annotations"] == {"scheduling.k8s.io/group-name": GROUP}
     bare = run(raw_job(gangScheduling={"backend": "volcano"}), capabilities=EVERYTHING)
     assert group_of(bare)["spec"]["queue"] == "default"
 
@@ -66,7 +68,7 @@ def test_coscheduling():
     made = run(raw_job(gangScheduling=scheduling("coscheduling", scheduleTimeoutSeconds=90)), capabilities=EVERYTHING)
     assert group_of(made)["spec"] == {"minMember": 2, "scheduleTimeoutSeconds": 90}
     for item in pods_of(made):
-        assert item["metadata"]["labels"]["scheduling.x-k8s.io/pod-group"] == "sums-0"
+        assert item["metadata"]["labels"]["scheduling.x-k8s.io/pod-group"] == GROUP
 
 
 def test_kai():
@@ -76,10 +78,23 @@ def test_kai():
     assert group_of(made)["spec"] == {"minMember": 2, "queue": "team-a", "priorityClassName": "train"}
     for item in pods_of(made):
         assert item["metadata"]["annotations"] == {
-            "pod-group-name": "sums-0",
+            "pod-group-name": GROUP,
             "kai.scheduler/skip-podgrouper": "true",
         }
         assert item["metadata"]["labels"]["kai.scheduler/queue"] == "team-a"
+
+
+@pytest.mark.parametrize("backend", GROUPS)
+def test_no_two_gangs_have_groups_of_one_name(backend):
+    """Not in two namespaces either: KAI's scheduler knows groups by their bare names, in all of them."""
+    names = set()
+    for uid in ("11111111-0", "22222222-0"):
+        for attempt in (0, 1, 99999999):
+            job = raw_job("a" * 52, gangScheduling=scheduling(backend), status={"attempt": attempt})
+            job["metadata"]["uid"] = uid
+            names.add(group_of(run(job, capabilities=EVERYTHING))["metadata"]["name"])
+    assert len(names) == 6
+    assert max(map(len, names)) <= 63, "the longest value of a label"
 
 
 @pytest.mark.parametrize("backend", GROUPS)
@@ -119,10 +134,10 @@ def test_auto_takes_none_of_them():
 def test_group_of_the_last_attempt_goes_when_the_next_one_is_made():
     kind = "PodGroup.v1beta1.scheduling.volcano.sh"
     status = {"state": "Restarting", "attempt": 1, "failures": 0}
-    old = child(kind, "sums-0")
+    old = child(kind, GROUP)
     made = run(raw_job(gangScheduling=scheduling("volcano"), status=status), capabilities=EVERYTHING, children=[old])
-    assert deleted(made, kind) == ["sums-0"]
-    assert group_of(made)["metadata"]["name"] == "sums-1"
+    assert deleted(made, kind) == [GROUP]
+    assert group_of(made)["metadata"]["name"] == "sums-1-11111111"
     before = run(raw_job(gangScheduling=scheduling("volcano"), status=status), running(0), capabilities=EVERYTHING,
                  children=[old])  # fmt: skip
     assert deleted(before, kind) == [], "never before the last pod"
@@ -130,7 +145,7 @@ def test_group_of_the_last_attempt_goes_when_the_next_one_is_made():
 
 def waiting(backend, **status):
     kind = BACKENDS[backend].kinds[0]
-    group = child(kind, "sums-0") | {"status": status}
+    group = child(kind, GROUP) | {"status": status}
     job = raw_job(gangScheduling=scheduling(backend))
     return run(job, pod(0), pod(1), capabilities=EVERYTHING, children=[group]).status
 

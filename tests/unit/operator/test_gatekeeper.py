@@ -1,9 +1,11 @@
 """The gatekeeper: who is in the line, by which patches gates are lifted, and what a crash in between leaves."""
 
+import asyncio
 import copy
 from datetime import timedelta
 
 import pytest
+from aiohttp import ServerDisconnectedError
 
 from grpo_api.names import SCHEDULING_GATE
 from grpo_operator import gatekeeper
@@ -61,10 +63,11 @@ class Recorded(FakeKube):
         super().__init__()
         self.lifted = []
         self.fails = None
+        self.error = KubeError(0, "LeaseLost", "frozen")
 
     async def patch(self, kind, namespace, name, change):
         if name == self.fails:
-            raise KubeError(0, "LeaseLost", "frozen")
+            raise self.error
         if "spec" in change:
             self.lifted.append(name)
         return await super().patch(kind, namespace, name, change)
@@ -161,6 +164,84 @@ async def test_crash_in_mid_lift_is_completed_before_anybody_else_is_released():
     assert site.kube.lifted == ["sums-0", "sums-1"]
     assert not gated.is_gated(site.pod("sums-1"))
     assert gated.is_gated(site.pod("urgent-0"))
+
+
+@pytest.mark.parametrize("code", [400, 403, 422])
+@pytest.mark.parametrize("keeps_room", [False, True], ids=["release", "keeping room"])
+async def test_gang_whose_pods_may_not_be_changed_holds_nobody_up(code, keeps_room):
+    """As by an admission policy of its namespace: it is told, and those behind it go, into the room meant for it."""
+    site = Site()
+    if keeps_room:
+        site.add(job_of("runs", nodes=1), gated_pod(0, 8, "runs", schedulingGates=None, nodeName="a"))
+    site.add(job_of(made=1), gated_pod(0), gated_pod(1))
+    site.add(job_of("next", nodes=1, made=2), gated_pod(0, 8, "next"))
+    site.add(job_of("last", nodes=1, made=3), gated_pod(0, 8, "last"))
+    site.kube.fails, site.kube.error = "sums-0", KubeError(code, "", "policy pods-stay-as-they-are denies it")
+    await site.keeper.decide()
+    assert site.kube.lifted == (["next-0"] if keeps_room else ["next-0", "last-0"])
+    reason, message = site.keeper.told(("team", "sums"))
+    assert reason == "AdmissionDenied"
+    assert "pods-stay-as-they-are" in message
+    assert ("team", "sums") in site.enqueued
+    assert (site.keeper.told(("team", "last")) is not None) is keeps_room, "told as all that wait"
+    site.kube.fails = None
+    for name in ("runs-0", "next-0", "last-0"):
+        if ("Pod", name) in site.kube.objects:
+            site.view.drop_pod(site.pod(name))
+    await site.keeper.decide()
+    assert site.kube.lifted[-2:] == ["sums-0", "sums-1"]
+
+
+@pytest.mark.parametrize("code", [429, 500, 503])
+async def test_api_server_in_trouble_is_asked_again_and_nobody_is_passed_over(code):
+    site = Site(node("a"), node("b"), node("c"))
+    site.add(job_of(), gated_pod(0), gated_pod(1))
+    site.add(job_of("next", nodes=1, made=1), gated_pod(0, 8, "next"))
+    site.kube.fails, site.kube.error = "sums-0", KubeError(code, "", "later")
+    with pytest.raises(KubeError):
+        await site.keeper.decide()
+    assert site.kube.lifted == []
+
+
+@pytest.mark.parametrize(
+    "error", [KubeError(503, "", "later"), ServerDisconnectedError(), ConnectionResetError(), TimeoutError()], ids=repr
+)
+async def test_line_goes_on_after_an_api_server_that_broke_off(monkeypatch, error):
+    monkeypatch.setattr(gatekeeper, "SETTLE_SECONDS", 0.0)
+    monkeypatch.setattr(gatekeeper, "LOOK_SECONDS", 0.01)
+    site = Site()
+    site.add(job_of(), gated_pod(0), gated_pod(1))
+    site.kube.fails, site.kube.error = "sums-1", error
+    running = asyncio.create_task(site.keeper.run())
+    try:
+        while not site.kube.lifted:
+            await asyncio.sleep(0.005)
+            assert not running.done(), "the operator's process would end over it"
+        site.kube.fails = None
+        while gated.is_gated(site.pod("sums-1")):
+            await asyncio.sleep(0.005)
+            assert not running.done()
+    finally:
+        running.cancel()
+
+
+async def test_pod_that_others_narrow_while_its_gate_holds_it_is_looked_at_anew():
+    """Kubernetes lets node selectors and affinity be added to gated pods, as by whoever has a gate of his own on it."""
+    site = Site(node("a"), node("b", kind="x"))
+    site.add(job_of("runs", nodes=1), gated_pod(0, 8, "runs", schedulingGates=None, nodeName="a"))
+    site.add(job_of("runs-too", nodes=1), gated_pod(0, 8, "runs-too", schedulingGates=None, nodeName="b"))
+    site.add(job_of(nodes=1, made=1), gated_pod(0))
+    await site.keeper.decide()
+    assert site.kube.lifted == []
+    narrowed = await site.kube.patch("Pod", "team", "sums-0", {"spec": {"nodeSelector": {"kind": "x"}}})
+    site.kube.lifted.clear()
+    site.see(narrowed)
+    site.view.drop_pod(site.pod("runs-0"))
+    await site.keeper.decide()
+    assert site.kube.lifted == [], "node a is none of its nodes any more"
+    site.view.drop_pod(site.pod("runs-too-0"))
+    await site.keeper.decide()
+    assert gated.planned_node(site.pod("sums-0")) == "b"
 
 
 async def test_gang_is_in_the_line_only_when_all_its_pods_are_there():

@@ -161,16 +161,16 @@ def test_job_that_has_ended_never_gets_children_again(outcome, policy):
 @pytest.mark.parametrize(
     ("policy", "going"),
     [
-        ("Running", ["sums-1", "sums-2"]),  # running, and pending for an image
-        ("All", ["sums-0", "sums-1", "sums-2", "sums-3"]),
-        ("None", []),
-        (None, ["sums-1", "sums-2"]),  # the default
+        ("Running", ["sums-1", "sums-2", "sums-4"]),  # running, waiting for a node, and pending for an image
+        ("All", ["sums-0", "sums-1", "sums-2", "sums-3", "sums-4"]),
+        ("None", ["sums-2"]),  # it has no node yet, so no log either; a queue would let it in one day
+        (None, ["sums-1", "sums-2", "sums-4"]),  # the default
     ],
 )
 def test_pods_that_go_when_the_job_ends(policy, going):
     job = running_job(runPolicy={"cleanPodPolicy": policy} if policy else {})
     job = with_status(job, run(job, ended(0, 0)))
-    pods = [ended(0, 0), running(1), pod(2), ended(3, 1)]
+    pods = [ended(0, 0), running(1), pod(2), ended(3, 1), pod(4, node="a")]
     assert deleted(run(job, *pods)) == going
     assert deleted(run(job, *[deleting(item) for item in copy.deepcopy(pods)])) == [], "they go already"
 
