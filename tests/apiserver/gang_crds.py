@@ -1,4 +1,4 @@
-"""PodGroups of schedulers whose programs are not to be had here, as their published CRDs describe them.
+"""PodGroups of schedulers whose programs the tests do not run, as their published CRDs describe them.
 
 Written down from these files, of projects under the Apache License 2.0: every field of `spec` with its type, bounds,
 default and pattern, without the descriptions and below the first level only what is not plainly an object. A field
