@@ -22,7 +22,6 @@ class Batch:
     old_log_probs: torch.Tensor
     ref_log_probs: torch.Tensor
     advantages: torch.Tensor
-    """The same at all tokens of a response."""
     mask: torch.Tensor
 
     @property
@@ -54,6 +53,7 @@ def _batches() -> dict[str, Batch]:
     far = _random(2, spread=8.0)
     zero = _random(3)
     edge = _random(4, responses=4)
+    by_token = torch.randn(8, HORIZON, generator=torch.Generator().manual_seed(7))
     ratios = torch.tensor([0.8, 1.2, 1.0, 3.0])[:, None].log()  # on the bounds themselves
     return {
         "random": plain,
@@ -65,6 +65,7 @@ def _batches() -> dict[str, Batch]:
         "ratios at the clip's bounds": replace(edge, old_log_probs=edge.log_probs - ratios),
         "one token each": replace(plain, mask=(torch.arange(HORIZON) == 0).float().expand(8, -1).clone()),
         "one response": _random(6, responses=1),
+        "advantages by token": replace(plain, advantages=by_token),
         "all advantages equal": replace(plain, advantages=torch.full_like(plain.advantages, -0.5)),
     }
 

@@ -132,8 +132,10 @@ def test_a_lone_response_gets_its_raw_score_from_verl_and_0_from_us(name: str) -
 
 
 def test_several_rewards_against_verls_parts() -> None:
-    """verl's gdpo reads its functions from a batch of its own; here its parts are put together."""
-    first, second = REWARDS["normal"], [float(value) for value in REWARDS["0 and 1"]]
+    """verl's gdpo reads its functions from a batch of its own; here its parts are put together. The first group's
+    rewards are equal as sums, and the functions' scores are not: there is something to compare."""
+    first, second = REWARDS["normal"].copy(), [float(value) for value in REWARDS["0 and 1"]]
+    first[:4], second[:4] = [1.0, 0.5, 0.0, 0.0], [0.0, 2.0, 4.0, 4.0]
     mask = padded().double()
     total = 0.0
     for weight, scores in ((2.0, first), (0.5, second)):

@@ -25,9 +25,10 @@ def compute_advantages(
     What holds for every estimator:
 
     - A response without a reward counts nowhere: in no group, mean, deviation or whitening.
-    - For estimators that compare within groups, a group with one response left, or whose rewards are all exactly
-      equal, gets 0: there is nothing to compare, so it must not move the policy. It still counts in whitening. (verl
-      gives a lone response its raw score, which would reinforce it without any baseline.)
+    - For estimators that compare within groups, a group with one response left, or whose rewards (with `gdpo` those
+      of every function) are all exactly equal, gets 0: there is nothing to compare, so it must not move the policy. It
+      still counts in whitening. (verl gives a lone response its raw score, which would reinforce it without any
+      baseline.)
     - Sums are in float64, and every divisor has its source's epsilon added, so that rounding differences are damped
       to nothing instead of blown up.
 
@@ -57,8 +58,8 @@ def compute_advantages(
     )
     values = chosen.estimate(batch, spec.algorithm)
     _check_shape(spec, values, batch.lengths.tolist())
-    if chosen.within_groups:
-        values = torch.where(batch.nothing_to_compare, 0.0, values)
+    if chosen.compared is not None:
+        values = torch.where(batch.nothing_to_compare(chosen.compared(batch)), 0.0, values)
     for index, value in zip(kept, values, strict=True):
         advantages[index] = value.tolist()
     return advantages

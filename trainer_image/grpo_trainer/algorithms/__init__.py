@@ -16,18 +16,25 @@ Estimate = Callable[[RewardBatch, AlgorithmSpec], torch.Tensor | Sequence[torch.
 @dataclass(frozen=True)
 class Estimator:
     estimate: Estimate
-    within_groups: bool
-    """Compares a response with the others of its group. A group with nothing to compare then gets advantage 0."""
+    compared: Callable[[RewardBatch], torch.Tensor] | None
+    """(K, B): the scores that are compared within groups; None for an estimator that does not. A group with nothing to
+    compare gets advantage 0."""
 
 
 ESTIMATORS = Registry[Estimator]("algorithm.advEstimator", "UnknownAdvEstimator")
 
 
-def advantage_estimator(name: str, *, within_groups: bool = True) -> Callable[[Estimate], Estimate]:
+def whole_rewards(batch: RewardBatch) -> torch.Tensor:
+    return batch.scores[None]
+
+
+def advantage_estimator(
+    name: str, *, compared: Callable[[RewardBatch], torch.Tensor] | None = whole_rewards
+) -> Callable[[Estimate], Estimate]:
     """Registers a function under `algorithm.advEstimator`'s value."""
 
     def register(function: Estimate) -> Estimate:
-        ESTIMATORS.add(name, Estimator(function, within_groups))
+        ESTIMATORS.add(name, Estimator(function, compared))
         return function
 
     return register
@@ -40,7 +47,7 @@ def find_estimator(algorithm: AlgorithmSpec) -> Estimator:
     """
     if algorithm.adv_estimator_path is None:
         return ESTIMATORS.find(algorithm.adv_estimator)
-    return Estimator(import_function("algorithm.advEstimatorPath", algorithm.adv_estimator_path), False)
+    return Estimator(import_function("algorithm.advEstimatorPath", algorithm.adv_estimator_path), None)
 
 
 # They register themselves.

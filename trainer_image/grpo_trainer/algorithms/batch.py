@@ -49,12 +49,11 @@ class RewardBatch:
         squares = self.group_sum((values - self.group_mean(values)).square())
         return (squares / (self.size - 1).clamp(min=1)).sqrt()
 
-    @cached_property
-    def nothing_to_compare(self) -> torch.Tensor:
-        """(B,) booleans: the group has one response, or its scores are all exactly equal."""
-        first = torch.zeros_like(self.size)
-        first[self.groups.flip(0)] = self.scores.flip(0)  # of every group, its first response's score
-        differs = (self.scores != first[self.groups]).double()
+    def nothing_to_compare(self, compared: torch.Tensor) -> torch.Tensor:
+        """(B,) booleans: the group has one response, or in each of the (K, B) rows its scores are all exactly equal."""
+        first = torch.zeros_like(compared)
+        first[:, self.groups.flip(0)] = compared.flip(1)  # of every group, its first response's scores
+        differs = (compared != first[:, self.groups]).any(0).double()
         return self.group_sum(differs) == 0
 
     def token_rewards(self) -> list[torch.Tensor]:

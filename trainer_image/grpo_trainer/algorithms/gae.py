@@ -11,7 +11,7 @@ from grpo_trainer.algorithms import advantage_estimator
 from grpo_trainer.algorithms.batch import RewardBatch
 
 
-@advantage_estimator("gae", within_groups=False)
+@advantage_estimator("gae", compared=None)
 def gae(batch: RewardBatch, algorithm: AlgorithmSpec) -> list[torch.Tensor]:
     """delta_t = gamma r_(t+1); A_t = sum over l of (gamma lam)^l delta_(t+l).
 

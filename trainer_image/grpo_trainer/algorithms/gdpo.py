@@ -8,7 +8,7 @@ from grpo_trainer.algorithms.batch import RewardBatch, whiten
 from grpo_trainer.algorithms.grpo import group_normalised
 
 
-@advantage_estimator("gdpo")
+@advantage_estimator("gdpo", compared=lambda batch: batch.function_scores)
 def gdpo(batch: RewardBatch, algorithm: AlgorithmSpec) -> torch.Tensor:
     """GRPO's advantage of each reward function alone, summed with the functions' weights, then whitened over all tokens
     of the step: a function with small scores counts as much as one with large scores."""

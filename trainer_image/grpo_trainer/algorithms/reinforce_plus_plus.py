@@ -10,7 +10,7 @@ from grpo_trainer.algorithms import advantage_estimator
 from grpo_trainer.algorithms.batch import RewardBatch, whiten
 
 
-@advantage_estimator("reinforce_plus_plus", within_groups=False)
+@advantage_estimator("reinforce_plus_plus", compared=None)
 def reinforce_plus_plus(batch: RewardBatch, algorithm: AlgorithmSpec) -> list[torch.Tensor]:
     """Discounted returns G_t = r_t + gamma G_(t+1), whitened over all tokens of the step: the batch is the baseline."""
     returns = []

@@ -10,7 +10,7 @@ from grpo_trainer.algorithms import advantage_estimator
 from grpo_trainer.algorithms.batch import RewardBatch
 
 
-@advantage_estimator("remax", within_groups=False)
+@advantage_estimator("remax", compared=None)
 def remax(batch: RewardBatch, algorithm: AlgorithmSpec) -> list[torch.Tensor]:
     """The rewards from each token on, less the reward of the greedy response: S - S_greedy without a KL in the
     reward."""
