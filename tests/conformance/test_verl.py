@@ -40,7 +40,10 @@ REWARDS = {
     "an all-equal group": [0.5, 0.5, 0.5, 0.5, 1, 0, 1, 0, 3, 1, 2, 0],
 }
 LENGTHS = [1, 12, 5, 7, 3, 3, 2, 9, 12, 1, 1, 4]
-CONFIG = SimpleNamespace(gamma=0.97, get=lambda name, default=None: default)
+
+
+def config(**given: object) -> SimpleNamespace:
+    return SimpleNamespace(gamma=0.97, get=given.get)
 
 
 def padded() -> torch.Tensor:
@@ -56,7 +59,7 @@ def verl_advantages(name: str, rewards: list[float], by_std: bool = True) -> lis
         advantages, returns = core_algos.compute_gae_advantage_return(token_rewards, token_rewards, mask, gamma, lam)
         advantages = returns - token_rewards  # before whitening
     else:
-        more = {"index": np.array(GROUPS), "config": CONFIG}
+        more = {"index": np.array(GROUPS), "config": config(norm_adv_by_std_in_grpo=by_std)}
         if name in ("grpo", "gdpo"):
             more["norm_adv_by_std_in_grpo"] = by_std
         function = core_algos.get_adv_estimator_fn(name)
@@ -85,7 +88,9 @@ def our_advantages(name: str, rewards: list[float], **algorithm: object) -> list
         ("opo", "opo", True),
         ("gpg", "gpg", True),
         ("grpo_passk", "grpo_passk", True),
+        ("grpo_passk", "grpo_passk", False),
         ("gdpo", "gdpo", True),
+        ("gdpo", "gdpo", False),
         ("reinforce_plus_plus", "reinforce_plus_plus", True),
         ("reinforce_plus_plus_baseline", "reinforce_plus_plus_baseline", True),
         ("gae", "gae", True),
@@ -125,25 +130,28 @@ def test_a_lone_response_gets_its_raw_score_from_verl_and_0_from_us(name: str) -
         token_level_rewards=torch.tensor([[0.0, 5.0]]),
         response_mask=torch.ones(1, 2),
         index=np.array([0]),
-        config=CONFIG,
+        config=config(),
     )
     assert theirs[0, 0] == pytest.approx(5.0, rel=1e-5)
     assert compute_advantages(make_spec(advEstimator=name), [5.0], [0], [2]) == [0.0]
 
 
-def test_several_rewards_against_verls_parts() -> None:
-    """verl's gdpo reads its functions from a batch of its own; here its parts are put together. The first group's
-    rewards are equal as sums, and the functions' scores are not: there is something to compare."""
+@pytest.mark.parametrize("by_std", [True, False])
+def test_several_reward_functions(by_std: bool) -> None:
+    """The first group's rewards are equal as sums, and the functions' scores are not: there is something to compare."""
     first, second = REWARDS["normal"].copy(), [float(value) for value in REWARDS["0 and 1"]]
     first[:4], second[:4] = [1.0, 0.5, 0.0, 0.0], [0.0, 2.0, 4.0, 4.0]
-    mask = padded().double()
-    total = 0.0
-    for weight, scores in ((2.0, first), (0.5, second)):
-        token_rewards = torch.zeros_like(mask)
-        token_rewards[:, 0] = torch.tensor(scores, dtype=torch.float64)
-        total = total + weight * core_algos.compute_grpo_outcome_advantage(token_rewards, mask, np.array(GROUPS))[0]
-    want = core_algos.verl_F.masked_whiten(total, mask)
-    spec = make_spec(advEstimator="gdpo")
+    mask = padded()
+    want, _ = core_algos.compute_gdpo_outcome_advantage(
+        torch.zeros_like(mask),
+        mask,
+        np.array(GROUPS),
+        norm_adv_by_std_in_grpo=by_std,
+        config=config(gdpo_reward_keys=["first", "second"], gdpo_reward_weights=[2.0, 0.5]),
+        non_tensor_batch={"first": np.array(first), "second": np.array(second)},
+        batch={"prompts": torch.zeros(12, 1), "attention_mask": torch.cat([torch.ones(12, 1), mask], 1).long()},
+    )
+    spec = make_spec(advEstimator="gdpo", normAdvByStdInGrpo=by_std)
     one = spec.reward.functions[0]
     spec.reward.functions = [one.model_copy(update={"weight": 2.0}), one.model_copy(update={"weight": 0.5})]
     rewards = [2 * a + 0.5 * b for a, b in zip(first, second, strict=True)]

@@ -91,7 +91,17 @@ class FileRows:
         return [edge for start, stop in pairs if start < stop for edge in sorted({start, stop - 1})]
 
 
-class HubRows:
+class _OneTable(Rows):
+    """Rows that are in no files."""
+
+    def where(self, index: int) -> str:
+        return f"row {index} of {self.name}"
+
+    def edges(self) -> list[int]:
+        return sorted({0, len(self) - 1})
+
+
+class HubRows(_OneTable):
     """A dataset of a hub, through `datasets`."""
 
     def __init__(self, source: HubSource, field: str) -> None:
@@ -112,14 +122,8 @@ class HubRows:
         rows: list[dict[str, Any]] = self._data.select(indices).to_list()
         return rows
 
-    def where(self, index: int) -> str:
-        return f"row {index} of {self.name}"
 
-    def edges(self) -> list[int]:
-        return sorted({0, len(self) - 1})
-
-
-class GymRows:
+class GymRows(_OneTable):
     """A task of reasoning-gym, in verl's row shape. Row i depends on the seed and i alone, so nothing is stored."""
 
     def __init__(self, source: ReasoningGymSource, field: str) -> None:
@@ -153,9 +157,3 @@ class GymRows:
             }
             for row in rows
         ]
-
-    def where(self, index: int) -> str:
-        return f"row {index} of {self.name}"
-
-    def edges(self) -> list[int]:
-        return sorted({0, len(self) - 1})

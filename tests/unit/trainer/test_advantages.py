@@ -48,6 +48,7 @@ def test_dr_grpo_does_not_divide() -> None:
         ("gpg", [1.0, 0.0, 0.0], [1, 1, 1], [3 * 2 / 3, -1.0, -1.0]),
         ("max_rl", [1.0, 0.0, 0.0, 0.0], [1, 1, 1, 1], [3.0, -1.0, -1.0, -1.0]),  # a quarter succeeds: 1/p - 1
         ("max_rl", [-1.0, -3.0], [1, 1], [0.0, 0.0]),
+        ("max_rl", [-1.0, 1.0], [1, 1], [0.0, 0.0]),
         ("grpo_passk", [1.0, 0.0, 4.0], [1, 1, 1], [0.0, 0.0, 3 / (13 / 3) ** 0.5]),
     ],
 )
@@ -104,6 +105,8 @@ def test_gdpo_normalises_each_function_by_itself() -> None:
     scale = (5 / 6 / (2 / 3)) ** 0.5  # the deviation is over 6 tokens, not 3 responses
     assert got == pytest.approx((expected * scale).tolist(), rel=1e-3)
     assert got[2] > got[0]  # small's opinion is not drowned
+    without = [None, 0.01, 0.02]  # a function that says nothing of a response counts 0
+    assert compute_advantages(of, rewards, [0, 0, 0], [2, 2, 2], function_scores=[without, large]) == got
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -120,6 +123,11 @@ def test_nothing_to_compare_is_zero(name: str) -> None:
     got = advantages(name, rewards, [0, 0, 0, 1, 1, 2, 2, 3, 3], [3, 1, 2, 1, 7, 1, 1, 2, 2])
     assert got[:7] == [0, 0, 0, None, 0, None, None]
     assert got[7] > 0
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "remax"])
+def test_a_step_of_one_token_teaches_nothing(name: str) -> None:
+    assert torch.tensor(advantages(name, [5.0], [0], [1])).abs().max() == 0
 
 
 @pytest.mark.parametrize("name", NAMES)
