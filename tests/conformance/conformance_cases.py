@@ -73,8 +73,11 @@ def _batches() -> dict[str, Batch]:
 BATCHES = _batches()
 
 
-def our_loss(batch: Batch, actor: ActorSpec, *, reference: bool = False) -> tuple[LossOutputs, torch.Tensor]:
-    """Our loss of the batch as one mini-batch, and its gradient to `log_probs`, padded."""
+def our_loss(
+    batch: Batch, actor: ActorSpec, *, reference: bool = False, rollout: torch.Tensor | None = None
+) -> tuple[LossOutputs, torch.Tensor]:
+    """Our loss of the batch as one mini-batch, and its gradient to `log_probs`, padded; with a KL to the reference, and
+    with the rollout correction's weights (B, HORIZON)."""
     log_probs = batch.log_probs.clone().requires_grad_()
     lengths = list(batch.lengths)
     counts = LossCounts(float(sum(lengths)), float(len(lengths)), HORIZON)
@@ -90,6 +93,7 @@ def our_loss(batch: Batch, actor: ActorSpec, *, reference: bool = False) -> tupl
         policy_weights=weights if own is None else token_weights(own, lengths, counts),
         entropy=torch.zeros_like(flat),
         ref_log_probs=batch.flat(batch.ref_log_probs) if reference else None,
+        rollout_weights=None if rollout is None else batch.flat(rollout),
         chosen=chosen(batch, actor),
     )
     outputs = compute_loss(inputs, actor)

@@ -171,7 +171,14 @@ CLIPS = {
 
 
 def verl_loss(
-    batch: Batch, mode: str, aggregation: str, clip: dict[str, float], **more: float
+    batch: Batch,
+    mode: str,
+    aggregation: str,
+    clip: dict[str, float],
+    *,
+    rollout: torch.Tensor | None = None,
+    kl: float = 0.0,
+    **more: float,
 ) -> tuple[torch.Tensor, torch.Tensor, dict]:
     config = ActorConfig(
         strategy="fsdp",
@@ -183,8 +190,11 @@ def verl_loss(
     )
     log_probs = batch.log_probs.clone().requires_grad_()
     loss, metrics = core_algos.get_policy_loss_fn(mode)(
-        batch.old_log_probs, log_probs, batch.advantages, batch.mask, aggregation, config
+        batch.old_log_probs, log_probs, batch.advantages, batch.mask, aggregation, config, rollout
     )
+    if kl:
+        divergence = core_algos.kl_penalty(log_probs, batch.ref_log_probs, "low_var_kl")
+        loss = loss + kl * core_algos.agg_loss(divergence, batch.mask, aggregation)
     loss.backward()
     return loss.detach(), log_probs.grad, metrics
 
@@ -207,6 +217,25 @@ def test_losses_and_gradients(mode: str, name: str, clip: str) -> None:
             if f"actor/{metric}" in metrics:
                 ours = outputs.sums[metric] / batch.mask.sum()
                 assert ours.item() == pytest.approx(metrics[f"actor/{metric}"], rel=1e-4, abs=1e-5), f"{metric}: {what}"
+
+
+@pytest.mark.parametrize("name", ["random", "random, larger", "advantages by token"])
+@pytest.mark.parametrize("mode", [mode for mode in MODES if mode != "geo_mean"])
+def test_rollout_weights_multiply_the_policy_loss_and_not_the_kl(mode: str, name: str) -> None:
+    """The KL is aggregated as the spec says, also where the policy loss has a mode of its own. How `geo_mean` is
+    weighted differs, as docs/algorithms.md says."""
+    batch, options = BATCHES[name], CLIPS["clip-higher"]
+    rollout = 2 * torch.rand(batch.mask.shape, generator=torch.Generator().manual_seed(8))
+    for aggregation in AGGREGATIONS:
+        actor = ActorSpec(
+            ppo_mini_batch_size=1, policy_loss={"loss_mode": mode}, loss_agg_mode=aggregation, use_kl_loss=True,
+            kl_loss_coef=0.3, **options,
+        )  # fmt: skip
+        want, want_gradient, _ = verl_loss(batch, mode, aggregation, options, rollout=rollout, kl=0.3)
+        outputs, gradient = our_loss(batch, actor, reference=True, rollout=rollout)
+        what = f"{mode}, {name}, {aggregation}"
+        close(outputs.loss.detach(), want, what)
+        close(gradient, torch.where(batch.mask.bool(), want_gradient, 0.0), f"gradient of {what}")
 
 
 # Losses that choose tokens: verl within a micro-batch, which is the whole mini-batch here
