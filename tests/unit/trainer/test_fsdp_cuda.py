@@ -67,7 +67,8 @@ def test_float32_gradients_equal_plain_autograd(model: Path, objective: str, cut
     grads, metrics, _ = gradients(model, objective, cut, "float32", reshard=reshard)
     expected, expected_metrics = plain_gradients(model, objective)
     for name, want in expected.items():
-        torch.testing.assert_close(grads[name], want, atol=2e-5, rtol=1e-3)
+        # By norm: sums run in another order on a GPU, and a small element among large ones then differs by much.
+        assert (grads[name] - want).norm() <= 2e-5 * want.norm(), name
     assert metrics["entropy"] == pytest.approx(expected_metrics["entropy"], rel=1e-4)
 
 
