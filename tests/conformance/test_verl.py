@@ -24,7 +24,7 @@ from grpo_trainer.aggregate import LossCounts, token_weights  # noqa: E402
 from grpo_trainer.kl import kl_penalty  # noqa: E402
 from grpo_trainer.kl_control import KlInReward  # noqa: E402
 from grpo_trainer.losses import LossOutputs  # noqa: E402
-from grpo_trainer.rollout_correction import importance_weights, kept  # noqa: E402
+from grpo_trainer.rollout_correction import Mismatch, importance_weights, kept  # noqa: E402
 from grpo_trainer.sample import Sample  # noqa: E402
 
 # Advantages
@@ -138,9 +138,11 @@ def test_a_lone_response_gets_its_raw_score_from_verl_and_0_from_us(name: str) -
 
 @pytest.mark.parametrize("by_std", [True, False])
 def test_several_reward_functions(by_std: bool) -> None:
-    """The first group's rewards are equal as sums, and the functions' scores are not: there is something to compare."""
+    """The first group's rewards are equal as sums, and the functions' scores are not: there is something to compare. Of
+    the second group one function has nothing to say."""
     first, second = REWARDS["normal"].copy(), [float(value) for value in REWARDS["0 and 1"]]
     first[:4], second[:4] = [1.0, 0.5, 0.0, 0.0], [0.0, 2.0, 4.0, 4.0]
+    second[4:8] = [1.0] * 4
     mask = padded()
     want, _ = core_algos.compute_gdpo_outcome_advantage(
         torch.zeros_like(mask),
@@ -324,7 +326,7 @@ def test_kl(kind: str, name: str) -> None:
 @pytest.mark.parametrize("level", ["token", "sequence"])
 @pytest.mark.parametrize("thresholds", [(None, 2.0), (None, 1.01), (0.5, 2.0), (0.99, 5.0)])
 @pytest.mark.parametrize("name", BATCHES)
-def test_rollout_correction(level: str, thresholds: tuple[float | None, float], name: str) -> None:
+def test_rollout_correction(level: str, thresholds: tuple[float | None, float], name: str, alone) -> None:
     batch, (lower, upper) = BATCHES[name], thresholds
     log_ratio = batch.log_probs - batch.old_log_probs
     spec = RolloutCorrectionSpec(rollout_is=level, rollout_is_threshold=upper, rollout_is_threshold_lower=lower)
@@ -337,13 +339,21 @@ def test_rollout_correction(level: str, thresholds: tuple[float | None, float], 
         assert ours.abs().max() == 0
         return
     close(ours, batch.flat(theirs), f"{level} {thresholds} {name}")
-    assert ours.mean().item() == pytest.approx(metrics["rollout_is_mean"], rel=1e-4, abs=1e-6)
+    mismatch = Mismatch(torch.device("cpu"))
+    for one, weights in zip(batch.flat(log_ratio).split(5), ours.split(5), strict=True):
+        mismatch.add(one, weights)
+    found = mismatch.reduce()
+    for metric in ("rollout_is_mean", "rollout_is_eff_sample_size"):
+        assert found[metric] == pytest.approx(metrics[metric], rel=1e-4, abs=1e-6), metric
+    if name != "ratios beyond e^20":  # where verl's is beyond all bounds
+        theirs = rollout_corr_helper.compute_offpolicy_metrics(batch.log_probs, batch.old_log_probs, batch.mask)
+        assert found["rollout_k3_kl"] == pytest.approx(theirs["k3_kl"], rel=1e-4)
 
 
 REJECTIONS = [
     (option, thresholds)
     for option in sorted(rollout_corr_helper.SUPPORTED_ROLLOUT_RS_OPTIONS)
-    for thresholds in ((None, 2.0), (None, 1.01), (0.2, 1.5), (None, 0.3))
+    for thresholds in ((None, 2.0), (None, 1.01), (0.2, 1.5), (None, 0.3), (None, 300.0))
     if thresholds[1] > 1 or not option.endswith("k1")  # below 1 a ratio's upper bound is below its lower
 ]
 

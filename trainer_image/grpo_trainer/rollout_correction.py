@@ -53,8 +53,7 @@ class Mismatch:
     """How far rollout and trainer are apart over a mini-batch: sums over its tokens, then over ranks."""
 
     def __init__(self, device: torch.device):
-        self._sums = torch.zeros(6, dtype=torch.float64, device=device)
-        self._max = torch.zeros(1, dtype=torch.float64, device=device)
+        self._sums = torch.zeros(5, dtype=torch.float64, device=device)
 
     def add(self, log_ratio: torch.Tensor, weights: torch.Tensor | None) -> None:
         """Tokens that have a log-probability by the rollout engine; (T,) each."""
@@ -64,22 +63,18 @@ class Mismatch:
         applied = torch.ones_like(logs) if weights is None else weights.double()
         k3 = torch.clamp(logs, -_BOUND, _BOUND).exp() - logs - 1
         held = torch.ones_like(logs).sum()
-        parts = [logs.abs().sum(), -logs.sum(), k3.sum(), applied.sum(), applied.square().sum(), held]
+        parts = [logs.abs().sum(), k3.sum(), applied.sum(), applied.square().sum(), held]
         self._sums += torch.stack(parts)
-        self._max = torch.maximum(self._max, logs.abs().max())
 
     def reduce(self) -> dict[str, float]:
-        """Collective. Means over tokens: absolute difference, KL by k1 and k3, weight; and the effective sample size,
+        """Collective. Means over tokens: absolute difference, KL by k3, weight; and the effective sample size,
         (sum w)^2 / (n sum w^2), from 0 to 1."""
         dist.all_reduce(self._sums)
-        dist.all_reduce(self._max, op=dist.ReduceOp.MAX)
-        absolute, k1, k3, weight, squares, count = self._sums.tolist()
+        absolute, k3, weight, squares, count = self._sums.tolist()
         if not count:
             return {}
         return {
             "rollout_log_prob_diff_mean": absolute / count,
-            "rollout_log_prob_diff_max": self._max.item(),
-            "rollout_kl": k1 / count,
             "rollout_k3_kl": k3 / count,
             "rollout_is_mean": weight / count,
             "rollout_is_eff_sample_size": weight**2 / (count * squares) if squares else 0.0,

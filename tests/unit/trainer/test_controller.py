@@ -321,6 +321,20 @@ def test_engine_is_awake_for_all_rounds_of_the_group_filter(server: ProgressServ
     assert (len(gang.requests), gang.calls.count("rest"), gang.calls.count("update")) == (2, 1, 1)
 
 
+def test_what_has_no_reward_or_only_fills_the_batch_is_not_trained_on(server: ProgressServer) -> None:
+    filter_groups = {"filterGroups": {"enable": True, "maxNumGenBatches": 2}}
+    controller, gang = make(server, trainer={"totalSteps": 1}, algorithm=filter_groups)
+    rounds = iter([[0.0, 1.0, None, 1.0], [0.5] * 4])
+
+    def score(rows: list[Any]) -> RewardResult:
+        return RewardResult(next(rounds) + [0.5] * 8, {})
+
+    controller._pool = SimpleNamespace(score=score)  # type: ignore[assignment]
+    controller.run()
+    assert [sample.mask for sample in gang.updated[0]] == [True, True, False, True] + [False] * 8
+    assert len({one.seed for asked in gang.requests for one in asked}) == 2 * 12  # no response comes twice
+
+
 def test_validation_leaves_training_as_it_is(server: ProgressServer, validator: Any) -> None:
     plain, gang = make(server, trainer={"totalSteps": 5})
     plain.run()

@@ -251,6 +251,7 @@ def test_overlong_policies(loader_of, tokenizer):
     # `<user> Say N <assistant>` has 23 tokens and a digit each: rows 1 and 3 are too long.
     rows = [verl_row(number) for number in (1, 111111, 2, 222222, 3)]
     spec = {"max_prompt_length": 25, "shuffle": False}
+    assert len(loader_of(rows[:1], max_prompt_length=24, train_batch_size=1).next_batch()[0].prompt_ids) == 24
     dropped = loader_of(rows, **spec, overlong_prompts="Drop", train_batch_size=3)
     assert dropped.steps_per_epoch == 1
     assert [p.index for p in dropped.next_batch()] == [0, 2, 4]

@@ -53,7 +53,7 @@ def gradients(
             grads[name.removeprefix("lm.")] = parameter.grad.full_tensor().cpu()
 
     actor.optimizer.step = record
-    metrics = actor.update(samples)
+    metrics = actor.update(samples, on_policy="on-policy" in objective)
     for _, tensor in actor.full_parameters():
         assert tensor.dtype == getattr(torch, dtype)
         assert tensor.is_cuda

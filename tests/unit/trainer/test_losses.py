@@ -135,12 +135,13 @@ def test_the_entropy_bonus_lowers_the_loss() -> None:
     assert one_token(1.0, 2.0, entropy_coeff=0.5)[0] == pytest.approx(-2.0 - 0.35)
 
 
-def test_a_token_of_weight_zero_counts_nowhere() -> None:
+@pytest.mark.parametrize("advantage", [9.0, -9.0])
+def test_a_token_of_weight_zero_counts_nowhere(advantage: float) -> None:
     def run(log_prob: float) -> tuple[float, dict[str, float]]:
         values = torch.tensor([-1.0, log_prob], requires_grad=True)
         weights = torch.tensor([1.0, 0.0])
         inputs = LossInputs(
-            values, torch.tensor([-1.5, -1.0]), torch.tensor([1.0, -9.0]), (1, 1), weights, weights, values
+            values, torch.tensor([-1.5, -1.0]), torch.tensor([1.0, advantage]), (1, 1), weights, weights, values
         )
         outputs = compute_loss(inputs, ActorSpec(ppo_mini_batch_size=1))
         return outputs.loss.item(), {name: float(value) for name, value in outputs.sums.items()}

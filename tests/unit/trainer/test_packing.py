@@ -56,6 +56,8 @@ def test_rows_keep_to_their_limits_and_lose_no_sample() -> None:
         packs = pack_samples(samples, max_tokens=tokens)
         assert all(pack.num_tokens <= tokens for pack in packs)
         assert sorted(index for pack in packs for index in pack.samples) == sorted(with_tokens)
+    whole = pack_samples(samples)[0].num_tokens
+    assert [len(pack_samples(samples, max_tokens=whole - less)) for less in (0, 1)] == [1, 2]
     assert [len(pack.samples) for pack in pack_samples(samples, max_tokens=1)] == [1] * len(with_tokens)
     assert pack_samples([Sample([1], [], 0)]) == []
 
