@@ -6,7 +6,8 @@ from grpo_api import names
 from grpo_api.status import HeadReport
 from grpo_operator.cache import Cache
 from grpo_operator.gang.base import Capabilities
-from grpo_operator.kube import Object
+from grpo_operator.gang.choice import KINDS as GANG_KINDS
+from grpo_operator.kube import Object, full_kind
 from grpo_operator.policies.podstate import rank_of
 from grpo_operator.workqueue import Key
 
@@ -88,22 +89,32 @@ def _belongs(kind: str, item: Object, job: Object) -> bool:
     return job["metadata"]["uid"] in owners if owners else kind == "PersistentVolumeClaim"
 
 
+def maker(kind: str, item: Object) -> str | None:
+    """UID of the job for which this operator has certainly made an object, be that job deleted or not; else None.
+
+    Gang objects may belong to each other too, nothing else to anybody else.
+    """
+    metadata = item["metadata"]
+    owners, labels = metadata.get("ownerReferences") or [], metadata.get("labels") or {}
+    jobs = [owner for owner in owners if owner["kind"] == names.KIND]
+    others = {full_kind(owner["apiVersion"], owner["kind"]) for owner in owners if owner not in jobs}
+    if len(jobs) != 1 or not others <= GANG_KINDS:
+        return None
+    job, name = jobs[0], labels.get(names.LABEL_JOB_NAME)
+    ours = (
+        job.get("controller") is True
+        and job["apiVersion"].partition("/")[0] == names.GROUP
+        and job["name"] == name
+        and labels.get(names.LABEL_MANAGED_BY) == names.MANAGED_BY
+        and (kind != "Pod" or metadata["name"] == f"{name}-{labels.get(names.LABEL_NODE_RANK)}")
+    )
+    return job["uid"] if ours else None
+
+
 def _is_left_over(pod: Object, job: Object) -> bool:
     """Whether a pod was certainly made by this operator, for another job of this name, and is told to go.
 
     No two jobs of a name exist at once: where this job exists, the other one is deleted.
     """
-    metadata, name = pod["metadata"], job["metadata"]["name"]
-    owners, labels = metadata.get("ownerReferences") or [], metadata.get("labels") or {}
-    if len(owners) != 1 or not metadata.get("deletionTimestamp"):
-        return False
-    owner = owners[0]
-    ours = (
-        owner.get("controller") is True
-        and owner["kind"] == names.KIND
-        and owner["apiVersion"].partition("/")[0] == names.GROUP
-        and owner["name"] == labels.get(names.LABEL_JOB_NAME) == name
-        and labels.get(names.LABEL_MANAGED_BY) == names.MANAGED_BY
-        and metadata["name"] == f"{name}-{labels.get(names.LABEL_NODE_RANK)}"
-    )
-    return ours and owner["uid"] != job["metadata"]["uid"]
+    made_for = maker("Pod", pod)
+    return bool(pod["metadata"].get("deletionTimestamp")) and made_for not in (None, job["metadata"]["uid"])

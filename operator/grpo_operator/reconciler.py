@@ -12,6 +12,7 @@ from grpo_api.job import is_managed_elsewhere
 from grpo_operator import apply, events, metrics
 from grpo_operator.cache import Cache
 from grpo_operator.kube import Kube, KubeError, Object
+from grpo_operator.left_behind import LeftBehind
 from grpo_operator.observe import CreateFault, observe
 from grpo_operator.plan import Plan, plan
 from grpo_operator.policies.podstate import attempt_of, rank_of
@@ -75,6 +76,7 @@ class Reconciler:
         self._consulted: dict[Key, Consulted] = {}
         self._going: dict[Key, dict[str, float]] = {}
         self._next_turn = 0.0
+        self._left_behind = LeftBehind(kube, cache)
         self._events = events.EventWriter(kube, settings.identity)
         self._patched: dict[Key, float] = {}
         self._passing: dict[Key, tuple[str, float]] = {}
@@ -106,6 +108,7 @@ class Reconciler:
             self._forget(key)
             pods = [item for (kind, _), item in self._cache.children(key).items() if kind == "Pod"]
             await apply.let_go(self._kube, pods, self._cache.capabilities, [])
+            await self._collect(key)
             return False
         job = observed.job
         old = job.get("status") or {}
@@ -131,6 +134,7 @@ class Reconciler:
         left = await apply.force_stuck(self._kube, observed, going, self._monotonic())
         if left is not None:
             self.queue.add_after(key, left)
+        await self._collect(key)
         fault = await apply.create_all(self._kube, self._cache, job, made)
         if fault is not None:
             again = self._faults.get(key) != fault
@@ -144,6 +148,11 @@ class Reconciler:
         news = await self._ask_why(key, made.stuck)
         news |= await self._consult(key, made.consult)
         return made.again or bool(made.create) or surprised or news
+
+    async def _collect(self, key: Key) -> None:
+        left = await self._left_behind.collect(key, self._monotonic())
+        if left is not None:
+            self.queue.add_after(key, left)
 
     def _write_at(self, key: Key, old: Object, made: Plan) -> float:
         """When a status may be written, by the monotonic clock.

@@ -12,6 +12,12 @@ from urllib.request import urlopen
 from local_cluster.control_plane import ControlPlane, free_ports
 
 
+def impatient(seconds: float) -> tuple[str, ...]:
+    """A `program` that waits so long, and not 90 s, for pods that do not go and for the garbage collector."""
+    settings = f"apply.FORCE_AFTER_SECONDS = left_behind.WAIT_SECONDS = {seconds}"
+    return ("-c", f"from grpo_operator import apply, left_behind, main; {settings}; main.main()")
+
+
 class Operator:
     """One process at a time, with its output in `log`. Each start has an identity and ports of its own."""
 

@@ -14,7 +14,7 @@ from kubernetes.aio.config import kube_config
 from grpo_api import names
 from grpo_operator.kube import Kube, KubeError
 from tests.apiserver.chaos.api import Api, path_of
-from tests.apiserver.operator_process import Operator
+from tests.apiserver.operator_process import Operator, impatient
 from tests.apiserver.test_operator import head  # noqa: F401
 
 pytestmark = pytest.mark.apiserver
@@ -49,17 +49,16 @@ FORCE_AFTER_SECONDS = 3
 
 
 @pytest.fixture
-def impatient(request, plane):
+def sooner(request, plane):
     """A running operator that gives pods up sooner."""
-    setting = f"apply.FORCE_AFTER_SECONDS = {FORCE_AFTER_SECONDS}"
-    plane.operator.program = ("-c", f"from grpo_operator import apply, main; {setting}; main.main()")
+    plane.operator.program = impatient(FORCE_AFTER_SECONDS)
     yield request.getfixturevalue("rig")
     del plane.operator.program
 
 
-def test_job_applied_again_while_its_node_is_dead_gets_the_names_of_its_pods(impatient, job):
+def test_job_applied_again_while_its_node_is_dead_gets_the_names_of_its_pods(sooner, job):
     """Nobody confirms the end of the earlier job's pods here; one beside them only looks as if it were such a pod."""
-    rig, name = impatient, "again"
+    rig, name = sooner, "again"
     made = job(name, template={"podOverlay": {"spec": {"terminationGracePeriodSeconds": 1}}})
     rig.apply(made)
     rig.run_pods(name)
@@ -113,6 +112,24 @@ async def test_namesake_is_neither_written_to_nor_deleted(plane, job, monkeypatc
         finally:
             await kube.close()
             plane.kubectl("delete", item["kind"], "twin", "--force", "--grace-period=0")
+
+
+def test_what_the_garbage_collector_leaves_of_an_earlier_job_makes_way(sooner, job):
+    """It finds no owner whose version is not served, and so leaves these, as it leaves what it has missed."""
+    rig, name = sooner, "heir"
+    owner = {"apiVersion": f"{names.GROUP}/v0", "kind": names.KIND, "name": name, "uid": "gone", "controller": True}
+    labels = {names.LABEL_MANAGED_BY: names.MANAGED_BY, names.LABEL_JOB_NAME: name, names.LABEL_NODE_RANK: "1"}
+    pod = {"containers": [{"name": "c", "image": "i"}], "schedulingGates": [{"name": "grpo.dev/never"}]}
+    left = {"Pod": (f"{name}-1", {"spec": pod}), "Service": (name, {"spec": {"clusterIP": "None"}})}
+    left |= {"ConfigMap": (names.config_map_name(name), {"data": {"a": "b"}})}
+    for kind, (its_name, more) in left.items():
+        metadata = {"name": its_name, "labels": labels, "ownerReferences": [owner]}
+        rig.apply({"apiVersion": "v1", "kind": kind, "metadata": metadata, **more})
+    rig.apply(job(name))
+    rig.wait("a gang", lambda: rig.status(name).get("createdAttempt") == 0, 60)
+    uid = rig.get("grpojob", name)["metadata"]["uid"]
+    for kind, (its_name, _) in left.items():
+        assert [of["uid"] for of in rig.get(kind, its_name)["metadata"]["ownerReferences"]] == [uid]
 
 
 def test_service_and_job_file_come_back_and_no_pod_is_touched(rig, job):

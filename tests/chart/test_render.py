@@ -97,7 +97,7 @@ WAITING_OWNER = ("scheduling.k8s.io", "workloads/finalizers", "update")
 def needed(gang_kinds=KINDS, read_kinds=READ_KINDS):
     """From the operator's own lists: what it watches, creates as a child, and deletes."""
     verbs = {
-        kind: {"create", "get", "list", "watch"} | ({"delete"} if kind in ("Pod", "Service", *gang_kinds) else set())
+        kind: {"create", "get", "list", "watch"} | (set() if kind == "PersistentVolumeClaim" else {"delete"})
         for kind in (*WATCHED_CHILDREN, *gang_kinds)
     }
     verbs |= {kind: {"delete", "get"} for kind in read_kinds}

@@ -63,7 +63,10 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
   verbs: [patch]
 {{- end }}
 - apiGroups: [""]
-  resources: [configmaps, persistentvolumeclaims]
+  resources: [configmaps]
+  verbs: [create, delete, get, list, watch]
+- apiGroups: [""]
+  resources: [persistentvolumeclaims]
   verbs: [create, get, list, watch]
 - apiGroups: [""]
   resources: [events]

@@ -13,7 +13,7 @@ from ruamel.yaml import YAML
 
 from grpo_api import names
 from grpo_api.crd import crd
-from grpo_operator import apply
+from grpo_operator import apply, left_behind
 from local_cluster.control_plane import COMPONENTS, ControlPlane
 from tests.apiserver.chaos.api import FLAGS, Api, Object, Record
 from tests.apiserver.chaos.audit import POLICY, USER, Audit
@@ -21,7 +21,7 @@ from tests.apiserver.chaos.faults import JOBS_PATH, Faults
 from tests.apiserver.chaos.history import Job
 from tests.apiserver.chaos.judge import MANAGED_BY, MISFIT, Judge
 from tests.apiserver.chaos.kubelet import HOSTNAME, Kubelet, ended, last_words
-from tests.apiserver.operator_process import Operator
+from tests.apiserver.operator_process import Operator, impatient
 
 ROOT = Path(__file__).parents[3]
 JOBS = 50
@@ -34,9 +34,9 @@ QUIET_SECONDS = 6.0
 GRACE_SECONDS = 3
 """Of pods; 30 s otherwise."""
 FORCE_AFTER_SECONDS = 8.0
-"""In place of `apply.FORCE_AFTER_SECONDS`, that a lost node's pods are given up within a short run."""
-assert apply.FORCE_AFTER_SECONDS > FORCE_AFTER_SECONDS
-PROGRAM = f"from grpo_operator import apply, main; apply.FORCE_AFTER_SECONDS = {FORCE_AFTER_SECONDS}; main.main()"
+"""In place of `apply.FORCE_AFTER_SECONDS`, that a lost node's pods are given up within a short run, and of
+`left_behind.WAIT_SECONDS`: at a restart of the API server, the garbage collector does miss that jobs are deleted."""
+assert min(apply.FORCE_AFTER_SECONDS, left_behind.WAIT_SECONDS) > FORCE_AFTER_SECONDS
 
 
 class Chaos:
@@ -216,7 +216,7 @@ class Chaos:
                 path = self.directory / f"{user}.kubeconfig"
                 if not path.exists():
                     self.plane.authority.kubeconfig(path, user, f"/O=system:masters/CN={user}", self.plane.url)
-                operator.program = ("-c", PROGRAM)
+                operator.program = impatient(FORCE_AFTER_SECONDS)
                 self.audit.started[user].append(time.time())
                 operator.start(KUBECONFIG=str(path))
         for component in COMPONENTS:
@@ -320,10 +320,6 @@ class Chaos:
         self._tell(f"faults: {dict(sorted(self.faults.done.items()))}")
         self._thaw()
         self._give_up_node()
-        # After a restart of the API server, Kubernetes' garbage collector can miss that an owner was deleted meanwhile,
-        # and leaves what it owned for a quarter of an hour and more. Started anew, it finds that at once.
-        self.plane.kill("kube-controller-manager")
-        self.plane.start_component("kube-controller-manager")
         self.kubelet.dead.clear()
         self.kubelet.heads.modes.clear()
         self.faults.foreign_objects_go()

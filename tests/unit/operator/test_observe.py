@@ -6,6 +6,7 @@ import pytest
 
 from grpo_operator.cache import Cache, key_of
 from grpo_operator.gang.cluster import requests_of
+from grpo_operator.kube import kind_of
 from grpo_operator.observe import Observed, observe
 from grpo_operator.plan import plan
 from tests.unit.operator.operator_support import (
@@ -26,7 +27,7 @@ def cache_of(*items, job=None):
     cache = Cache()
     cache.put_job(job or raw_job())
     for item in items:
-        cache.put_child(item["kind"], item)
+        cache.put_child(kind_of(item), item)
     return cache
 
 
