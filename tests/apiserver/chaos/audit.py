@@ -45,6 +45,11 @@ class Audit:
         self.without_grace: list[tuple[float, str]] = []
         """(time, UID) of deletions without grace that met a pod."""
 
+    @property
+    def led(self) -> tuple[float, float]:
+        """When the present leader took the Lease, and when it last renewed it."""
+        return self._since, self._renewed
+
     def read(self) -> None:
         if not self._log.exists():
             return

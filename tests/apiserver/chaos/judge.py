@@ -21,10 +21,8 @@ from tests.apiserver.chaos.history import (
     silent,
 )
 
-PLACEMENT_SLACK_SECONDS = 50.0
-"""Over scheduleTimeoutSeconds: a standby may have to wait for the Lease, and then for the API server."""
-DEADLINE_SLACK_SECONDS = 60.0
-"""The same over activeDeadlineSeconds and ttlSecondsAfterFinished."""
+SLACK_SECONDS = 50.0
+"""What an operator that leads may take, beside a slow machine and API server, to act on what time alone decides."""
 MANAGED_BY = "app.kubernetes.io/managed-by"
 MAX_ANNOTATIONS = 8192
 MISFIT = "misfit"
@@ -270,20 +268,24 @@ class Judge:
 
     # Verdicts
 
-    def overdue(self) -> list[str]:
-        """What time alone decides, at this moment: rule 1, deadlines, and the age of jobs that have ended."""
+    def overdue(self, led: tuple[float, float]) -> list[str]:
+        """What time alone decides, at this moment: rule 1, deadlines, and the age of jobs that have ended.
+
+        `led` is since when and until when, as far as is known, the present leader has had the Lease: time without a
+        leader is nobody's fault.
+        """
         told, now = [], time.time()
         for job in self.jobs.values():
-            if not job.deleted:
-                left = {"deadline": job.until_deadline(now), "TTL": job.until_ttl(now)}
-                late = {name: -at for name, at in left.items() if at is not None and at < -DEADLINE_SLACK_SECONDS}
-                told += [f"{job.name}: its {name} was {late[name]:.0f} s ago" for name in late]
-            allowed = job.manifest["spec"]["gangScheduling"]["scheduleTimeoutSeconds"] + PLACEMENT_SLACK_SECONDS
-            attempt = job.attempts[job.attempt]
-            if job.deleted or attempt.partly_placed_since is None:
+            if job.deleted:
                 continue
-            if (held := time.monotonic() - attempt.partly_placed_since) > allowed:
-                told.append(f"{job.name}: part of the gang has held nodes for {held:.0f} s while another has none")
+            due = {"deadline": job.until_deadline(now), "TTL": job.until_ttl(now)}
+            if (since := job.attempts[job.attempt].partly_placed_since) is not None:
+                allowed = job.manifest["spec"]["gangScheduling"]["scheduleTimeoutSeconds"]
+                due["hold on a part of its gang's nodes"] = since + allowed - time.monotonic()
+            for what, left in due.items():
+                late = -1.0 if left is None else led[1] - max(now + left, led[0])
+                if late > SLACK_SECONDS:
+                    told.append(f"{job.name}: its {what} should have ended {late:.0f} s ago")
         return told
 
     def unfinished(self) -> list[str]:

@@ -227,7 +227,7 @@ class Chaos:
     def _check(self) -> None:
         self.audit.read()
         with self.record.lock:
-            broken = [*self.judge.broken, *self.judge.overdue(), *self.audit.broken]
+            broken = [*self.judge.broken, *self.judge.overdue(self.audit.led), *self.audit.broken]
         assert not broken, "rules broken:\n" + "\n".join(broken)
         assert self.record.error is None, repr(self.record.error)
         assert not self.kubelet.errors, repr(self.kubelet.errors)
