@@ -320,6 +320,11 @@ class Chaos:
         self._tell(f"faults: {dict(sorted(self.faults.done.items()))}")
         self._thaw()
         self._give_up_node()
+        # At a restart of the API server, Kubernetes' garbage collector can miss that a job was deleted. What the
+        # operator made for it, the operator then deletes, but not what has lost our label. A collector that starts anew
+        # finds that.
+        self.plane.kill("kube-controller-manager")
+        self.plane.start_component("kube-controller-manager")
         self.kubelet.dead.clear()
         self.kubelet.heads.modes.clear()
         self.faults.foreign_objects_go()
