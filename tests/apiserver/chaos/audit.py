@@ -24,6 +24,7 @@ POLICY: Object = {
         {"level": "None"},
     ],
 }
+_BEGIN = '{"kind":"Event","apiVersion":"audit.k8s.io/'
 STRAY_WRITES = 8
 """As many as an operator has workers: what each was about to send when the process was frozen is sent when it wakes
 up, however late. UID preconditions make that harmless."""
@@ -57,7 +58,8 @@ class Audit:
             file.seek(self._at)
             while (line := file.readline()).endswith("\n"):
                 self._at = file.tell()
-                self._take(json.loads(line))
+                # A server that is killed leaves a part of a record, and the next one's first follows on the same line.
+                self._take(json.loads(line[line.rindex(_BEGIN) :]))
 
     def _take(self, event: Object) -> None:
         if event["responseStatus"].get("code", 0) in (0, 429, 503):

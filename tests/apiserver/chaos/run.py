@@ -330,6 +330,8 @@ class Chaos:
         self.faults.foreign_objects_go()
         for _ in range(5):
             self.faults.resumed()
+        for _ in range(2):
+            self.faults.suspended()
         self._wait("every job is in the state that its history implies", self._as_implied)
         self._wait_quiet()
         assert not (told := self._forced()), told
