@@ -21,8 +21,9 @@ def main(runner: Runner) -> int:
         # These mostly wait for control planes, so they go beside the trainer's arithmetic and beside each other.
         Stage("apiserver", make("apiserver"), after=["load", "unit"]),
         Stage("gangs", make("gangs"), after=["conformance"]),
+        Stage("chaos", make("chaos-short"), after=["apiserver"]),
         # These start Ray and vLLM: one at a time.
-        Stage("integration", make("integration"), after=["gangs", "apiserver"]),
+        Stage("integration", make("integration"), after=["gangs", "chaos"]),
         Stage("e2e", make("e2e"), after=["integration"]),
     ]
     runner.run([*builds, *tests])
