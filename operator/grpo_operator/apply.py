@@ -64,6 +64,8 @@ async def force_stuck(kube: Kube, observed: Observed, going: dict[str, float], n
         left = going.setdefault(uid, now) + grace + FORCE_AFTER_SECONDS - now
         if left > 0:
             waits.append(left)
+        elif metadata.get("deletionGracePeriodSeconds") == 0:  # as by `kubectl delete --force`: a finalizer holds it
+            overdue.append(pod)
         elif pod not in observed.left_over or await _exists(kube, observed.job):
             await kube.delete("Pod", metadata["namespace"], metadata["name"], uid, grace=0)
             overdue.append(pod)

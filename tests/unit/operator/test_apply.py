@@ -74,7 +74,7 @@ async def test_namesake_of_a_pod_is_not_deleted():
     assert set(kube.objects) == {("Pod", "sums-0")}
 
 
-@pytest.mark.parametrize("grace", [0, 30, 120])
+@pytest.mark.parametrize("grace", [1, 30, 120])
 @pytest.mark.parametrize("owner", [UID, EARLIER], ids=["ours", "an earlier job's"])
 async def test_pod_that_does_not_go_is_forced_after_its_grace(grace, owner):
     pod, going = running(0), {}
@@ -93,6 +93,17 @@ async def test_pod_that_does_not_go_is_forced_after_its_grace(grace, owner):
     assert kube.writes() == [("delete", "Pod", "sums-0", "grace=0")]
     await apply.force_stuck(kube, seen(cache_of()), going, 5091 + grace)
     assert going == {}
+
+
+async def test_pod_that_is_deleted_without_grace_is_not_forced():
+    """Its kubelet or a person did that, and a force of ours would add nothing."""
+    pod, going = running(0), {}
+    pod["metadata"] |= {"deletionTimestamp": rfc3339(later(0)), "deletionGracePeriodSeconds": 30}
+    kube = FakeKube(raw_job(), pod)
+    await apply.force_stuck(kube, seen(cache_of(pod)), going, 5000)
+    pod["metadata"]["deletionGracePeriodSeconds"] = 0
+    await apply.force_stuck(kube, seen(cache_of(pod)), going, 5100)
+    assert kube.writes() == []
 
 
 def owned_by(**fields):
