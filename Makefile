@@ -9,6 +9,7 @@ export GRPO_CACHE_DIR ?= $(HOME)/.cache/grpo-operator
 TRAINER_ENV = $(GRPO_CACHE_DIR)/venvs/trainer-cpu
 CONFORMANCE_DIR = $(GRPO_CACHE_DIR)/venvs/conformance
 # Where real processes, control planes and Ray take their own time, a test gets a second try, and the summary names it.
+GANG_TESTS = tests/apiserver/test_gangs.py tests/apiserver/test_kueue.py
 RERUN = --reruns 1 --max-suite-reruns 2 --rerun-show-tracebacks
 TRAINER_RUN = UV_PROJECT_ENVIRONMENT=$(TRAINER_ENV) $(UV) run --frozen --no-sync
 
@@ -85,12 +86,12 @@ images: ## Build both images and load them into the local cluster
 apiserver: setup ## Tests against a real API server, scheduler and controller-manager
 	@python3 -m local_cluster.packages tests
 	@$(RUN) python -m pytest $(RERUN) tests/apiserver tests/cluster tests/chart \
-		$(addprefix --ignore=tests/apiserver/,test_chaos.py test_gangs.py test_kueue.py)
+		$(addprefix --ignore=,tests/apiserver/test_chaos.py $(GANG_TESTS))
 
 .PHONY: gangs
 gangs: setup ## What every gang backend must do, with a real scheduler and a real Kueue
 	@$(RUN) python -m tests.apiserver.kueue
-	@$(RUN) python -m pytest $(RERUN) tests/apiserver/test_gangs.py tests/apiserver/test_kueue.py
+	@$(RUN) python -m pytest $(RERUN) $(GANG_TESTS)
 
 .PHONY: chaos-short
 chaos-short: setup ## Three minutes of random faults over 50 jobs on a control plane of its own (GRPO_CHAOS_SEED=7)

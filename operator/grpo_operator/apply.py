@@ -11,6 +11,7 @@ from grpo_operator.observe import CreateFault, Observed
 from grpo_operator.plan import Plan
 from grpo_operator.policies.refusal import refusal
 from grpo_operator.reasons import Reason
+from grpo_operator.workqueue import Key
 
 FORCE_AFTER_SECONDS = 90.0
 """A pod that is still there this long after the end of its grace is deleted without grace."""
@@ -57,16 +58,17 @@ async def force_stuck(kube: Kube, observed: Observed, going: dict[str, float], n
     told = {pod["metadata"]["uid"]: pod for pod in pods if pod["metadata"].get("deletionTimestamp")}
     for uid in going.keys() - told.keys():
         del going[uid]
+    job = observed.job["metadata"]
     waits, overdue = [], []
     for uid, pod in told.items():
         metadata = pod["metadata"]
-        grace = metadata.get("deletionGracePeriodSeconds") or 0
-        left = going.setdefault(uid, now) + grace + FORCE_AFTER_SECONDS - now
+        grace = metadata.get("deletionGracePeriodSeconds")
+        left = going.setdefault(uid, now) + (grace or 0) + FORCE_AFTER_SECONDS - now
         if left > 0:
             waits.append(left)
-        elif metadata.get("deletionGracePeriodSeconds") == 0:  # as by `kubectl delete --force`: a finalizer holds it
+        elif grace == 0:  # as by `kubectl delete --force`: a finalizer holds it
             overdue.append(pod)
-        elif pod not in observed.left_over or await _exists(kube, observed.job):
+        elif pod not in observed.left_over or job["uid"] in await live_jobs(kube, (job["namespace"], job["name"])):
             await kube.delete("Pod", metadata["namespace"], metadata["name"], uid, grace=0)
             overdue.append(pod)
     await let_go(kube, pods, observed.capabilities, overdue)
@@ -84,11 +86,12 @@ async def let_go(kube: Kube, pods: list[Object], capabilities: Capabilities, ove
         await kube.delete(kind, namespace, name, found["metadata"]["uid"])
 
 
-async def _exists(kube: Kube, job: Object) -> bool:
-    """Asked of the API server: a watch that is behind shows a deleted job, whose successor's pods look left over."""
-    metadata = job["metadata"]
-    found = await kube.list(names.KIND, metadata["namespace"], fields=f"metadata.name={metadata['name']}")
-    return metadata["uid"] in [item["metadata"]["uid"] for item in found]
+async def live_jobs(kube: Kube, key: Key) -> set[str]:
+    """UIDs of the jobs of this name, one at most, asked of the API server: a watch that is behind shows a deleted job,
+    or none, and what its successor's children belong to is then not to be seen."""
+    namespace, name = key
+    found = await kube.list(names.KIND, namespace, fields=f"metadata.name={name}")
+    return {item["metadata"]["uid"] for item in found}
 
 
 async def create_all(kube: Kube, cache: Cache, job: Object, plan: Plan) -> CreateFault | None:

@@ -7,7 +7,7 @@ their GPUs, and a new job of the name waits for them.
 
 import logging
 
-from grpo_api import names
+from grpo_operator.apply import live_jobs
 from grpo_operator.cache import Cache
 from grpo_operator.kube import Kube
 from grpo_operator.observe import maker
@@ -31,7 +31,6 @@ class LeftBehind:
 
         The cache may be behind, so the API server is asked which jobs of this name there are.
         """
-        namespace, name = key
         job = self._cache.job(key)
         present = job["metadata"]["uid"] if job else None
         left = {
@@ -47,14 +46,13 @@ class LeftBehind:
         due = [uid for uid in left if since[uid] + WAIT_SECONDS <= now]
         if not due:
             return min(since.values()) + WAIT_SECONDS - now
-        found = await self._kube.list(names.KIND, namespace, fields=f"metadata.name={name}")
-        there = {item["metadata"]["uid"] for item in found}
+        there = await live_jobs(self._kube, key)
         for uid in due:
             kind, item, made_for = left[uid]
             if made_for in there:
                 continue
             child = item["metadata"]["name"]
-            logger.warning("%s %s/%s is there, and its job is deleted: deletes it", kind, namespace, child)
-            if not await self._kube.delete(kind, namespace, child, uid):
+            logger.warning("%s %s/%s is there, and its job is deleted: deletes it", kind, key[0], child)
+            if not await self._kube.delete(kind, key[0], child, uid):
                 self._cache.drop_child(kind, item)
         return WAIT_SECONDS

@@ -116,5 +116,6 @@ def _is_left_over(pod: Object, job: Object) -> bool:
 
     No two jobs of a name exist at once: where this job exists, the other one is deleted.
     """
-    made_for = maker("Pod", pod)
-    return bool(pod["metadata"].get("deletionTimestamp")) and made_for not in (None, job["metadata"]["uid"])
+    if not pod["metadata"].get("deletionTimestamp"):
+        return False
+    return maker("Pod", pod) not in (None, job["metadata"]["uid"])
