@@ -35,6 +35,25 @@ async def patch_status(kube: Kube, cache: Cache, job: Object, new: dict[str, Any
     cache.put_job(written)
 
 
+async def refresh(kube: Kube, cache: Cache, pods: list[Object]) -> bool:
+    """Read these pods from the API server; returns whether the cache was behind.
+
+    A pod that went between an operator's first list and the beginning of its watch is in the cache for some seconds
+    more, and one watch may be slower than another.
+    """
+    behind = False
+    for pod in pods:
+        metadata = pod["metadata"]
+        found = await kube.get("Pod", metadata["namespace"], metadata["name"])
+        if found is None or found["metadata"]["uid"] != metadata["uid"]:
+            cache.drop_child("Pod", pod)
+            behind = True
+        elif found["metadata"].get("resourceVersion") != metadata.get("resourceVersion"):
+            cache.put_child("Pod", {**found, "kind": "Pod"})
+            behind = True
+    return behind
+
+
 async def delete_all(kube: Kube, cache: Cache, plan: Plan) -> bool:
     """Returns whether something was gone already and no watch had said so, as of what has lost our label."""
     surprised = False

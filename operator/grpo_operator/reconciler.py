@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from grpo_api import names
 from grpo_api.job import is_managed_elsewhere
 from grpo_operator import apply, events, metrics
+from grpo_operator import status as statuses
 from grpo_operator.cache import Cache
 from grpo_operator.kube import Kube, KubeError, Object
 from grpo_operator.left_behind import LeftBehind
@@ -115,6 +116,8 @@ class Reconciler:
         made = plan(observed, now)
         if job["metadata"].get("deletionTimestamp") or is_managed_elsewhere(job):
             return False
+        if statuses.blames(old, made.status) and await apply.refresh(self._kube, self._cache, observed.pods):
+            return True
         if made.status == old:
             self._passing.pop(key, None)
         elif made.decides or observed.create_fault or not made.create:

@@ -51,6 +51,11 @@ def new_restart(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any] | No
     return None if entry is None or (entry["attempt"], entry["time"]) in told else entry
 
 
+def blames(old: dict[str, Any], new: dict[str, Any]) -> bool:
+    """Whether `new` holds a decision on why a gang was lost, which nothing takes back."""
+    return new_restart(old, new) is not None or new.get("failures", 0) > old.get("failures", 0)
+
+
 def set_nodes(status: dict[str, Any], ready: int, total: int) -> None:
     status["nodes"] = {"ready": ready, "total": total, "summary": f"{ready}/{total}"}
 

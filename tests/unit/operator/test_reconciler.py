@@ -365,3 +365,18 @@ async def test_what_is_made_while_everything_is_listed_has_not_vanished(kind):
         assert ("Pod", "sums-0") in cache.children(KEY)
     else:
         assert cache.job(("team", "new")) is not None
+
+
+@pytest.mark.parametrize("replaced", [False, True], ids=["gone", "another of its name"])
+async def test_gang_is_not_blamed_by_a_cache_that_is_behind(replaced):
+    """Somebody deleted a pod, of which no watch has told yet; then its peer failed. The first of these is the cause."""
+    job = raw_job(status={"attempt": 0, "createdAttempt": 0, "failures": 0, "state": "Running"})
+    rig = Rig(job, running(0), running(1))
+    rig.put(ended(1, 137, reason="OOMKilled"))
+    del rig.kube.objects["Pod", "sums-0"]
+    if replaced:
+        rig.kube.put(child("Pod", "sums-0", uid="foreign"))
+    await rig.reconcile()
+    (restart,) = rig.status["restarts"]
+    assert (restart["cause"], restart["counted"], restart["pod"]) == ("PodDeleted", False, "sums-0")
+    assert rig.status["failures"] == 0
