@@ -49,8 +49,9 @@ async def refresh(kube: Kube, cache: Cache, pods: list[Object]) -> bool:
             cache.drop_child("Pod", pod)
             behind = True
         elif found["metadata"].get("resourceVersion") != metadata.get("resourceVersion"):
-            cache.put_child("Pod", {**found, "kind": "Pod"})
             behind = True
+            if cache.holds("Pod", pod):  # else a watch has told since that it is gone
+                cache.put_child("Pod", {**found, "kind": "Pod"})
     return behind
 
 

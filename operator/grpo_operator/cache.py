@@ -77,13 +77,17 @@ class Cache:
         key = key_of(item)
         if key is None:
             return None
-        held = self._children.get(key, {})
-        child = (kind, item["metadata"]["name"])
-        if child in held and held[child]["metadata"].get("uid") == item["metadata"].get("uid"):
-            del held[child]
-        if not held:
+        if self.holds(kind, item):
+            del self._children[key][kind, item["metadata"]["name"]]
+        if not self._children.get(key):
             self._children.pop(key, None)
         return key
+
+    def holds(self, kind: str, item: Object) -> bool:
+        """Whether this child, and not only a namesake of it, is known."""
+        key = key_of(item)
+        held = self._children.get(key, {}).get((kind, item["metadata"]["name"])) if key else None
+        return held is not None and held["metadata"].get("uid") == item["metadata"].get("uid")
 
     def vanished(self, kind: str, seen: set[str]) -> list[Object]:
         """Cached objects of a kind whose UIDs a fresh list did not show (a watch can miss a deletion)."""

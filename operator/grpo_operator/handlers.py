@@ -74,11 +74,11 @@ def make_registry(cache: Cache, queue: WorkQueue, health: WatchHealth, view: Clu
             metrics.LAST_WATCH_EVENT.set_to_current_time()
             item = dict(event["object"])
             deleted = event["type"] == "DELETED"
+            health.brought(kind, item, event["type"])
             if everybodys:
                 view.drop_pod(item) if deleted else view.put_pod(item)
                 if not ours.items() <= (item["metadata"].get("labels") or {}).items():
                     return
-            health.brought(kind, item, event["type"])
             key = cache.drop_child(kind, item) if deleted else cache.put_child(kind, item)
             if key is not None:
                 queue.add(key)

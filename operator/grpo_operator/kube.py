@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 from urllib.parse import quote, urlencode
 from urllib.request import getproxies
@@ -13,6 +13,9 @@ from kubernetes.aio.client.exceptions import ApiException
 from grpo_api.names import API_VERSION, PLURAL
 
 Object = dict[str, Any]
+
+PAGE_SIZE = 500
+Page = list[Object]
 
 RESOURCES = {
     "GRPOJob": (API_VERSION, PLURAL),
@@ -95,9 +98,21 @@ class Kube:
 
     async def list(self, kind: str, namespace: str = "", selector: str = "", fields: str = "") -> list[Object]:
         """Objects of one namespace, or of all, by labels and fields. Items carry no kind; their list says it once."""
-        query = urlencode({k: v for k, v in (("labelSelector", selector), ("fieldSelector", fields)) if v})
-        answer = await self._request("GET", _path(kind, namespace) + (f"?{query}" if query else ""), "list", kind)
-        return list(answer.get("items") or [])
+        return [item async for page in self.pages(kind, namespace, selector, fields) for item in page]
+
+    async def pages(self, kind: str, namespace: str = "", selector: str = "", fields: str = "") -> AsyncIterator[Page]:
+        """The same, PAGE_SIZE at a time and all as of one moment: all pods of a cluster at once are a lot of memory.
+
+        Raises KubeError 410 where the API server has forgotten that moment before the last page is read.
+        """
+        asked = {"limit": str(PAGE_SIZE), "labelSelector": selector, "fieldSelector": fields, "continue": ""}
+        while True:
+            query = urlencode({name: value for name, value in asked.items() if value})
+            answer = await self._request("GET", f"{_path(kind, namespace)}?{query}", "list", kind)
+            yield answer.get("items") or []
+            asked["continue"] = (answer.get("metadata") or {}).get("continue", "")
+            if not asked["continue"]:
+                return
 
     async def create(self, kind: str, body: Object, dry_run: bool = False) -> Object:
         """Make an object, or only see what it would be. A field that the API server does not know is refused."""

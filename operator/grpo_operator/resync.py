@@ -1,13 +1,14 @@
 """Lists everything at the start and now and then: the cache is whole, and what a watch missed is found."""
 
 import logging
+from collections.abc import AsyncIterator
 
 from grpo_api import names
 from grpo_operator.cache import Cache
 from grpo_operator.cluster_view import ClusterView
 from grpo_operator.handlers import WATCHED_CHILDREN
-from grpo_operator.kube import Kube, KubeError
-from grpo_operator.watch_health import WatchHealth
+from grpo_operator.kube import Kube, KubeError, Object
+from grpo_operator.watch_health import WatchHealth, version_of
 from grpo_operator.workqueue import WorkQueue
 
 logger = logging.getLogger(__name__)
@@ -43,30 +44,31 @@ class Resync:
             await self._list_cluster()
 
     async def _list_cluster(self) -> None:
-        nodes = await self._kube.list("Node")
-        self.health.listed("Node", "", nodes)
-        for item in nodes:
+        nodes: dict[str, int] = {}
+        async for item in self._listed("Node"):
+            nodes[item["metadata"]["name"]] = version_of(item)
             self._view.put_node(item)
-        self._view.keep_nodes({item["metadata"]["name"] for item in nodes})
+        self.health.listed("Node", "", set(nodes.values()))
+        self._view.keep_nodes(set(nodes))
         before = self._view.pods()  # what is made while the list is on its way is not in it, and yet not gone
-        pods = await self._kube.list("Pod")
-        for item in pods:
+        async for item in self._listed("Pod"):
+            before.discard(item["metadata"]["uid"])
             self._view.put_pod(item)
-        self._view.forget_pods(before - {item["metadata"]["uid"] for item in pods})
+        self._view.forget_pods(before)
 
     async def _list(self, kind: str, namespace: str) -> None:
         cache = self._cache
         selector = "" if kind == names.KIND else f"{names.LABEL_MANAGED_BY}={names.MANAGED_BY}"
         # What is made while the list is on its way is not in it, and yet not gone.
         before = {item["metadata"]["uid"] for item in cache.vanished(kind, set())}
-        items = await self._kube.list(kind, namespace, selector)
-        self.health.listed(kind, namespace, items)
-        seen = {item["metadata"]["uid"] for item in items}
-        for item in items:
+        seen: dict[str, int] = {}
+        async for item in self._listed(kind, namespace, selector):
+            seen[item["metadata"]["uid"]] = version_of(item)
             key = cache.put_job(item) if kind == names.KIND else cache.put_child(kind, item)
             if key is not None:
                 self._queue.add(key)
-        for item in cache.vanished(kind, seen):
+        self.health.listed(kind, namespace, set(seen.values()))
+        for item in cache.vanished(kind, set(seen)):
             if item["metadata"]["uid"] not in before:
                 continue
             if namespace and item["metadata"]["namespace"] != namespace:
@@ -75,3 +77,11 @@ class Resync:
                 cache.drop_job(item)
             elif (key := cache.drop_child(kind, item)) is not None:
                 self._queue.add(key)
+
+    async def _listed(self, kind: str, namespace: str = "", selector: str = "") -> AsyncIterator[Object]:
+        """Without what has been deleted while the list was on its way."""
+        self.health.gone.clear()
+        async for page in self._kube.pages(kind, namespace, selector):
+            for item in page:
+                if item["metadata"]["uid"] not in self.health.gone:
+                    yield item

@@ -21,18 +21,22 @@ class WatchHealth:
         self._owed: dict[tuple[str, str], tuple[int, float]] = {}
         self.begun = asyncio.Event()
         """Set when a watch has begun with a list: what was deleted before, no watch will tell."""
+        self.gone: set[str] = set()
+        """UIDs that watches have told to be deleted. Who lists clears it first: the list may be older than that."""
 
     def brought(self, kind: str, item: Object, event: str | None) -> None:
         """A watch delivered this object; `event` is its type, None for an item of the list that a watch begins with."""
         if event is None:
             self.begun.set()
+        elif event == "DELETED":
+            self.gone.add(item["metadata"]["uid"])
         scope = item["metadata"]["namespace"] if self._namespaces else ""
         watch = (kind, scope)
-        self._brought[watch] = max(self._brought.get(watch, 0), _version(item))
+        self._brought[watch] = max(self._brought.get(watch, 0), version_of(item))
 
-    def listed(self, kind: str, namespace: str, items: list[Object]) -> None:
-        """A list of one namespace, or of all, gave these."""
-        watch, versions = (kind, namespace), {_version(item) for item in items}
+    def listed(self, kind: str, namespace: str, versions: set[int]) -> None:
+        """A list of one namespace, or of all, gave objects with these resource versions."""
+        watch = (kind, namespace)
         owed = self._owed.get(watch, (0, 0.0))[0]
         if owed in versions and self._brought.get(watch, 0) < owed:
             return  # the older debt tells more
@@ -50,6 +54,6 @@ class WatchHealth:
         return watch, self._clock() - since
 
 
-def _version(item: dict[str, Any]) -> int:
+def version_of(item: dict[str, Any]) -> int:
     version = str(item["metadata"].get("resourceVersion", ""))
     return int(version) if version.isdecimal() else 0

@@ -12,6 +12,7 @@ import pytest
 from kubernetes.aio.config import kube_config
 
 from grpo_api import names
+from grpo_operator import kube as kube_module
 from grpo_operator.kube import Kube, KubeError
 from tests.apiserver.chaos.api import Api, path_of
 from tests.apiserver.operator_process import Operator, impatient
@@ -89,7 +90,36 @@ def told_to_go(pod):
     return bool(pod["metadata"].get("deletionTimestamp"))
 
 
-async def test_namesake_is_neither_written_to_nor_deleted(plane, job, monkeypatch):
+@pytest.fixture
+async def kube(plane, monkeypatch):
+    monkeypatch.setattr(kube_config, "KUBE_CONFIG_DEFAULT_LOCATION", str(plane.plane.kubeconfig))
+    made = Kube()
+    await made.connect()
+    yield made
+    await made.close()
+
+
+async def test_list_comes_in_pages_that_are_of_one_moment(plane, kube, monkeypatch):
+    """Objects that are made and deleted after the first page change nothing of the others."""
+    monkeypatch.setattr(kube_module, "PAGE_SIZE", 2)
+    label = {"test/paged": "yes"}
+    there = [f"paged-{letter}" for letter in "abcde"]
+    for name in there:
+        plane.apply({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name, "labels": label}})
+    pages = []
+    async for page in kube.pages("ConfigMap", "default", "test/paged=yes"):
+        if not pages:
+            plane.kubectl("delete", "configmap", "paged-c")
+            plane.apply({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "paged-z", "labels": label}})
+        pages.append([item["metadata"]["name"] for item in page])
+    assert pages == [there[:2], there[2:4], there[4:]]
+    assert [item["metadata"]["name"] for item in await kube.list("ConfigMap", "default", "test/paged=yes")] == [
+        *("paged-a", "paged-b", "paged-d", "paged-e", "paged-z")
+    ]
+    plane.kubectl("delete", "configmaps", "-l", "test/paged=yes")
+
+
+async def test_namesake_is_neither_written_to_nor_deleted(plane, job, kube):
     """A job, and a pod, that somebody has replaced by another of the same name."""
     pod = {"containers": [{"name": "c", "image": "i"}], "schedulingGates": [{"name": "test/never"}]}
     for item in (job("twin"), {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "twin"}, "spec": pod}):
@@ -98,9 +128,6 @@ async def test_namesake_is_neither_written_to_nor_deleted(plane, job, monkeypatc
         plane.kubectl("delete", item["kind"], "twin", "--force", "--grace-period=0")
         plane.apply(item)
         before = plane.get(item["kind"], "twin")
-        monkeypatch.setattr(kube_config, "KUBE_CONFIG_DEFAULT_LOCATION", str(plane.plane.kubeconfig))
-        kube = Kube()
-        await kube.connect()
         try:
             if item["kind"] == "Pod":
                 assert await kube.delete("Pod", "default", "twin", old) is False
@@ -110,7 +137,6 @@ async def test_namesake_is_neither_written_to_nor_deleted(plane, job, monkeypatc
                 assert error.value.code == 422
             assert plane.get(item["kind"], "twin") == before
         finally:
-            await kube.close()
             plane.kubectl("delete", item["kind"], "twin", "--force", "--grace-period=0")
 
 

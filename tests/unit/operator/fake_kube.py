@@ -2,9 +2,10 @@
 
 import copy
 import itertools
+from collections.abc import AsyncIterator
 from typing import Any
 
-from grpo_operator.kube import KubeError, Object, kind_of
+from grpo_operator.kube import KubeError, Object, Page, kind_of
 
 
 def merge_patch(target: Any, patch: Any) -> Any:
@@ -55,6 +56,9 @@ class FakeKube:
         part, _, key = place.partition(".")
         found = [item for (held, _), item in self.objects.items() if held == kind]
         return [copy.deepcopy(item) for item in found if not fields or item[part][key] == wanted]
+
+    async def pages(self, *asked: str) -> AsyncIterator[Page]:
+        yield await self.list(*asked)
 
     async def patch(self, kind: str, namespace: str, name: str, change: Object) -> Object:
         self.requests.append(("patch", kind, name))

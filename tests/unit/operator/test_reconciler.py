@@ -367,6 +367,29 @@ async def test_what_is_made_while_everything_is_listed_has_not_vanished(kind):
         assert cache.job(("team", "new")) is not None
 
 
+@pytest.mark.parametrize("kind", ["Pod", "GRPOJob"])
+async def test_what_is_deleted_while_everything_is_listed_does_not_come_back(kind):
+    """The list is as of the moment when it began; the watch told of the deletion before its last page arrived."""
+    job, pod = raw_job(), running(0)
+    job["metadata"]["uid"] = "job"
+    cache, resync = listing(ListedKube(job, pod))
+    cache.put_job(job)
+    cache.put_child("Pod", pod)
+
+    def delete(listed):
+        if listed == kind:
+            resync.health.brought(kind, job if kind == "GRPOJob" else pod, "DELETED")
+            cache.drop_job(job) if kind == "GRPOJob" else cache.drop_child("Pod", pod)
+
+    resync._kube.meanwhile = delete
+    await resync.run()
+    assert (cache.job(KEY) is None) is (kind == "GRPOJob")
+    assert bool(cache.children(KEY)) is (kind != "Pod")
+    resync._kube.meanwhile = lambda listed: None
+    await resync.run()
+    assert cache.job(KEY) is not None, "what a later list shows is there"
+
+
 @pytest.mark.parametrize("replaced", [False, True], ids=["gone", "another of its name"])
 async def test_gang_is_not_blamed_by_a_cache_that_is_behind(replaced):
     """Somebody deleted a pod, of which no watch has told yet; then its peer failed. The first of these is the cause."""

@@ -39,7 +39,7 @@ def test_watch_that_brings_what_lists_show_owes_nothing():
     clock = Clock()
     health = health_at(clock)
     health.brought("Pod", at(7), "ADDED")
-    health.listed("Pod", "", [at(5), at(7), at(6)])
+    health.listed("Pod", "", {5, 7, 6})
     clock.now = 1000
     assert health.owes() == ("", 0)
 
@@ -48,10 +48,10 @@ def test_watch_that_does_not_bring_what_a_list_shows_is_told():
     clock = Clock()
     health = health_at(clock)
     health.brought("Pod", at(7), "ADDED")
-    health.listed("Pod", "", [at(9)])
-    health.listed("Service", "", [])
+    health.listed("Pod", "", {9})
+    health.listed("Service", "", set())
     clock.now = 300
-    health.listed("Pod", "", [at(9), at(50)])
+    health.listed("Pod", "", {9, 50})
     clock.now = 361
     assert health.owes() == ("Pods in all namespaces", 361), "since the first list that it did not match"
     health.brought("Service", at(60), "ADDED")
@@ -64,10 +64,10 @@ def test_what_went_before_the_watch_began_is_no_debt():
     """The list showed an object, and it was gone when the watch made its own list."""
     clock = Clock()
     health = health_at(clock)
-    health.listed("Pod", "", [at(5), at(9)])
+    health.listed("Pod", "", {5, 9})
     health.brought("Pod", at(5), "ADDED")
     clock.now = main.FIRST_RESYNC_SECONDS
-    health.listed("Pod", "", [at(5)])
+    health.listed("Pod", "", {5})
     clock.now += WATCH_BEHIND_SECONDS + 1
     assert health.owes() == ("", 0)
     assert main.FIRST_RESYNC_SECONDS < WATCH_BEHIND_SECONDS
@@ -79,15 +79,15 @@ def test_quiet_cluster_owes_nothing():
     health = health_at(clock)
     health.brought("Pod", at(7), "ADDED")
     for clock.now in range(0, 3600, 300):
-        health.listed("Pod", "", [at(7)])
+        health.listed("Pod", "", {7})
     assert health.owes() == ("", 0)
 
 
 def test_each_namespace_has_its_own_watch():
     clock = Clock()
     health = health_at(clock, "team", "other")
-    health.listed("Pod", "team", [at(5)])
-    health.listed("Pod", "other", [at(6, "other")])
+    health.listed("Pod", "team", {5})
+    health.listed("Pod", "other", {6})
     health.brought("Pod", at(8, "other"), "ADDED")
     clock.now = 61
     assert health.owes() == ("Pods in team", 61)
@@ -98,7 +98,7 @@ async def test_probe_tells_of_a_dead_watch(monkeypatch):
     operator = Operator(SETTINGS)
     operator.resync.health = health_at(clock)
     operator.leading, operator.lease.renewed_at = True, main.time.monotonic()
-    operator.resync.health.listed("Pod", "", [at(5)])
+    operator.resync.health.listed("Pod", "", {5})
     clock.now = WATCH_BEHIND_SECONDS - 1
     assert operator._problem() == ""
     clock.now = WATCH_BEHIND_SECONDS + 1
