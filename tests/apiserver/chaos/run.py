@@ -332,9 +332,13 @@ class Chaos:
             self.faults.resumed()
         for _ in range(2):
             self.faults.suspended()
+        # Among many faults, a job that these ended may have been deleted before anybody looked.
+        for last in (self.faults.users_fault, self.faults.runs_no_trainer):
+            self._wait(f"{last.__name__} once more", lambda last=last: last() or "no pod runs")
         self._wait("every job is in the state that its history implies", self._as_implied)
         self._wait_quiet()
         assert not (told := self._forced()), told
+        assert {"RewardError", "TrainerNotRun"} <= self.judge.ends.keys(), dict(self.judge.ends)
         states = Counter("deleted" if job.deleted else job.status["state"] for job in self.judge.jobs.values())
         self._tell(f"{len(self.judge.jobs)} jobs: {dict(states)}; {self.audit.writes} writes")
         self._tell(f"restarts: {dict(self.judge.restarts)}; ends: {dict(self.judge.ends)}")
