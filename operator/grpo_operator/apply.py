@@ -9,6 +9,7 @@ from grpo_operator.gang.base import Capabilities
 from grpo_operator.kube import Kube, KubeError, Object, full_kind, kind_of
 from grpo_operator.observe import CreateFault, Observed
 from grpo_operator.plan import Plan
+from grpo_operator.policies import podstate
 from grpo_operator.policies.refusal import refusal
 from grpo_operator.reasons import Reason
 from grpo_operator.workqueue import Key
@@ -39,15 +40,16 @@ async def refresh(kube: Kube, cache: Cache, pods: list[Object]) -> bool:
     """Read these pods from the API server; returns whether the cache was behind.
 
     A pod that went between an operator's first list and the beginning of its watch is in the cache for some seconds
-    more, and one watch may be slower than another.
+    more, and one watch may be slower than another. What a pod that is gone by now has told of its own end, stays.
     """
     behind = False
     for pod in pods:
         metadata = pod["metadata"]
         found = await kube.get("Pod", metadata["namespace"], metadata["name"])
         if found is None or found["metadata"]["uid"] != metadata["uid"]:
-            cache.drop_child("Pod", pod)
-            behind = True
+            if podstate.cause(pod) is None and not podstate.has_ended(pod):
+                cache.drop_child("Pod", pod)
+                behind = True
         elif found["metadata"].get("resourceVersion") != metadata.get("resourceVersion"):
             behind = True
             if cache.holds("Pod", pod):  # else a watch has told since that it is gone

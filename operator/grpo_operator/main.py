@@ -55,7 +55,7 @@ class Operator:
         self.lease = Lease(self.kube, settings.lease_namespace, settings.lease_name, settings.identity)
         self.kube.may_write = lambda: time.monotonic() - self.lease.renewed_at < DURATION_SECONDS
         self.leading = False
-        self.watching = asyncio.Event()
+        self.watches = False
 
     async def run(self) -> int:
         """Run until a signal (exit code 0) or until the Lease is lost or a part ends (1)."""
@@ -91,12 +91,13 @@ class Operator:
             ", ".join(self.settings.namespaces) or "all",
         )
         registry = make_registry(self.cache, self.reconciler.queue, self.resync.health, self.view)
+        begun = asyncio.Event()
         watching = kopf.operator(
             registry=registry,
             standalone=True,
             # Else kopf asks for the user's name, and an arbitrary UID has none.
             identity=self.settings.identity,  # type: ignore[arg-type]
-            ready_flag=self.watching,
+            ready_flag=begun,
             namespaces=self.settings.namespaces,
             clusterwide=not self.settings.namespaces,
         )
@@ -112,10 +113,11 @@ class Operator:
         watch = asyncio.create_task(watching, name="watching")
         parts.add(watch)
         await asyncio.wait(
-            {asked, watch, ready := asyncio.create_task(self.watching.wait())}, return_when=asyncio.FIRST_COMPLETED
+            {asked, watch, ready := asyncio.create_task(begun.wait())}, return_when=asyncio.FIRST_COMPLETED
         )
         ready.cancel()
         take_signals(stop)  # from kopf, which on a signal would wait 5 s for every task that was made after its start
+        self.watches = True
         done, pending = await asyncio.wait({asked, *parts}, return_when=asyncio.FIRST_COMPLETED)
         for task in pending:
             task.cancel()
@@ -165,7 +167,7 @@ class Operator:
             return web.Response(status=500 if problem else 200, text=problem or "ok")
 
         async def readyz(_: web.Request) -> web.Response:
-            if self.leading and not self.watching.is_set():
+            if self.leading and not self.watches:
                 return web.Response(status=503, text="starts to watch")
             return web.Response(text="leads" if self.leading else "stands by")
 

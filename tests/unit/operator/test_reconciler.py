@@ -16,6 +16,7 @@ from tests.unit.operator.operator_support import (
     UID,
     child,
     deleting,
+    disrupted,
     ended,
     later,
     left_over,
@@ -403,3 +404,21 @@ async def test_gang_is_not_blamed_by_a_cache_that_is_behind(replaced):
     (restart,) = rig.status["restarts"]
     assert (restart["cause"], restart["counted"], restart["pod"]) == ("PodDeleted", False, "sums-0")
     assert rig.status["failures"] == 0
+
+
+@pytest.mark.parametrize(
+    ("last_seen", "cause", "counted"),
+    [
+        (disrupted(running(0), "PreemptionByScheduler"), "Preempted", False),
+        (ended(0, 137, reason="OOMKilled"), "OOMKilled", True),
+    ],
+)
+async def test_pod_that_is_gone_by_now_has_told_why(last_seen, cause, counted):
+    """The cache has its last words, which the API server has no longer."""
+    job = raw_job(status={"attempt": 0, "createdAttempt": 0, "failures": 0, "state": "Running"})
+    rig = Rig(job, running(0), running(1))
+    rig.put(last_seen)
+    del rig.kube.objects["Pod", "sums-0"]
+    await rig.reconcile()
+    (restart,) = rig.status["restarts"]
+    assert (restart["cause"], restart["counted"], restart["pod"]) == (cause, counted, "sums-0")
