@@ -34,7 +34,10 @@ def _slim(kind: str, item: Object) -> Object:
 
 
 class Cache:
-    """Filled by an initial list and by watch events; a write's answer goes in at once, so that no write is repeated."""
+    """Filled by an initial list and by watch events; a write's answer goes in at once, so that no write is repeated.
+
+    What goes in tells by its answer whether it is news: the watch brings again what an answer has brought.
+    """
 
     def __init__(self) -> None:
         self.capabilities = Capabilities()
@@ -50,11 +53,13 @@ class Cache:
     def children(self, key: Key) -> dict[tuple[str, str], Object]:
         return dict(self._children.get(key, {}))
 
-    def put_job(self, job: Object) -> Key:
+    def put_job(self, job: Object) -> Key | None:
+        """Returns the job's key where this is news of it."""
         key = (job["metadata"]["namespace"], job["metadata"]["name"])
-        if not _older(job, self._jobs.get(key)):
+        order = _order(job, self._jobs.get(key))
+        if order >= 0:
             self._jobs[key] = _slim(names.KIND, job)
-        return key
+        return key if order > 0 else None
 
     def drop_job(self, job: Object) -> Key:
         """Forget a deleted job; a namesake that was made after it stays."""
@@ -64,13 +69,15 @@ class Cache:
         return key
 
     def put_child(self, kind: str, item: Object) -> Key | None:
+        """Returns the key of the job that it belongs to, where there is one and this is news of it."""
         key = key_of(item)
-        if key is not None:
-            held = self._children.setdefault(key, {})
-            child = (kind, item["metadata"]["name"])
-            if not _older(item, held.get(child)):
-                held[child] = _slim(kind, item)
-        return key
+        if key is None:
+            return None
+        held, child = self._children.setdefault(key, {}), (kind, item["metadata"]["name"])
+        order = _order(item, held.get(child))
+        if order >= 0:
+            held[child] = _slim(kind, item)
+        return key if order > 0 else None
 
     def drop_child(self, kind: str, item: Object) -> Key | None:
         """Forget a deleted child; a namesake that was made after it stays."""
@@ -101,11 +108,11 @@ class Cache:
         ]
 
 
-def _older(item: Object, held: Object | None) -> bool:
-    """Whether `item` is a stale view of `held`. Resource versions are comparable integers since Kubernetes 1.35."""
-    if held is None:
-        return False
+def _order(item: Object, held: Object | None) -> int:
+    """1, 0 or -1 where `item` is newer than `held`, the same, or a stale view of it. Resource versions are comparable
+    integers since Kubernetes 1.35."""
     try:
-        return int(item["metadata"]["resourceVersion"]) < int(held["metadata"]["resourceVersion"])
+        new, old = (int(one["metadata"]["resourceVersion"]) for one in (item, held or {}))
     except (KeyError, ValueError):
-        return False
+        return 1
+    return (new > old) - (new < old)

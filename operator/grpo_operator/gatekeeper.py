@@ -169,6 +169,7 @@ class Gatekeeper:
                 pins[gang.topology_key] = node.labels[gang.topology_key]
             await self._patch(pod, gated.release(pod, node.name, pins, now))
         self._told.pop(key, None)
+        self._enqueue(key)
         deadline = time.monotonic() + BIND_SECONDS
         while time.monotonic() < deadline and not self._view.has_places([pod["metadata"]["uid"] for pod in held]):
             await asyncio.sleep(0.02)

@@ -1,4 +1,4 @@
-"""kopf wiring only: each event goes into the cache and enqueues its job. No handler here makes kopf write."""
+"""kopf wiring only: each event goes into the cache, and news enqueues its job. No handler here makes kopf write."""
 
 import itertools
 from collections.abc import Iterable, Iterator
@@ -61,7 +61,9 @@ def make_registry(cache: Cache, queue: WorkQueue, health: WatchHealth, view: Clu
         metrics.LAST_WATCH_EVENT.set_to_current_time()
         job = dict(event["object"])
         health.brought(names.KIND, job, event["type"])
-        queue.add(cache.drop_job(job) if event["type"] == "DELETED" else cache.put_job(job))
+        key = cache.drop_job(job) if event["type"] == "DELETED" else cache.put_job(job)
+        if key is not None:
+            queue.add(key)
 
     def watch(kind: str) -> None:
         api_version, plural = resource_of(kind)

@@ -143,7 +143,7 @@ class Operator:
                 if found != self.cache.capabilities:
                     logger.info("what the cluster has for gangs has changed: %s; starts anew with it", found)
                     return
-                await self.resync.run()
+                await self.resync.run(plan_all=pause != FIRST_RESYNC_SECONDS and not begun)
                 pause = FIRST_RESYNC_SECONDS if begun else RESYNC_SECONDS
             except (KubeError, ClientError, TimeoutError, OSError) as error:
                 logger.warning("resync: %s: %s; again in %.0f s", type(error).__name__, error, RETRY_SECONDS)

@@ -23,13 +23,16 @@ class Resync:
         self._kube, self._cache, self._queue, self._namespaces, self._view = kube, cache, queue, namespaces, view
         self.health = WatchHealth(namespaces)
 
-    async def run(self) -> None:
-        """One pass. A namespace that may not be read is told and left out: the others go on."""
+    async def run(self, *, plan_all: bool = True) -> None:
+        """One pass; jobs of which there is no news are planned for anew where `plan_all`: a clock may have been set.
+
+        A namespace that may not be read is told and left out: the others go on.
+        """
         kinds = (names.KIND, *WATCHED_CHILDREN, *sorted(self._cache.capabilities.kinds))
         for namespace in self._namespaces or ("",):
             for kind in kinds:
                 try:
-                    await self._list(kind, namespace)
+                    await self._list(kind, namespace, plan_all)
                 except KubeError as error:
                     if error.code != 403 or not namespace:
                         raise
@@ -56,7 +59,7 @@ class Resync:
             self._view.put_pod(item)
         self._view.forget_pods(before)
 
-    async def _list(self, kind: str, namespace: str) -> None:
+    async def _list(self, kind: str, namespace: str, plan_all: bool) -> None:
         cache = self._cache
         selector = "" if kind == names.KIND else f"{names.LABEL_MANAGED_BY}={names.MANAGED_BY}"
         # What is made while the list is on its way is not in it, and yet not gone.
@@ -65,6 +68,8 @@ class Resync:
         async for item in self._listed(kind, namespace, selector):
             seen[item["metadata"]["uid"]] = version_of(item)
             key = cache.put_job(item) if kind == names.KIND else cache.put_child(kind, item)
+            if kind == names.KIND and plan_all:
+                key = (item["metadata"]["namespace"], item["metadata"]["name"])
             if key is not None:
                 self._queue.add(key)
         self.health.listed(kind, namespace, set(seen.values()))

@@ -135,7 +135,7 @@ async def test_place_of_released_pods_is_taken_before_the_scheduler_uses_it():
     await site.keeper.decide()
     assert site.kube.lifted == ["sums-0", "sums-1"]
     assert site.keeper.told(("team", "next"))[0] == "WaitingForCapacity"
-    assert site.enqueued == [("team", "next")]
+    assert site.enqueued == [("team", "sums"), ("team", "next")], "the state of both has changed"
     site.start()
     await site.keeper.decide()
     assert site.kube.lifted == ["sums-0", "sums-1"], "a new process knows it from the pods"

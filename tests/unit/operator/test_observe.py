@@ -95,10 +95,19 @@ def test_late_event_does_not_replace_a_newer_object():
     cache = cache_of(versioned(child("Pod", "sums-0"), 12))
     late = versioned(child("Pod", "sums-0"), 9)  # as text, 9 comes after 12
     late["status"] = {"phase": "Pending"}
-    assert cache.put_child("Pod", late) == KEY
+    assert cache.put_child("Pod", late) is None
     assert "status" not in cache.children(KEY)["Pod", "sums-0"]
     cache.put_child("Pod", versioned(late, 13))
     assert cache.children(KEY)["Pod", "sums-0"]["status"] == {"phase": "Pending"}
+
+
+@pytest.mark.parametrize(("version", "news"), [(12, False), (11, False), (13, True)])
+def test_what_is_known_already_is_no_news(version, news):
+    """The watch brings what a write's answer has brought. To plan for it once more was half of all plans."""
+    cache = cache_of(versioned(child("Pod", "sums-0"), 12), job=versioned(raw_job(), 12))
+    assert cache.put_child("Pod", versioned(child("Pod", "sums-0"), version)) == (KEY if news else None)
+    assert cache.put_job(versioned(raw_job(), version)) == (KEY if news else None)
+    assert cache.put_child("Pod", versioned(child("Pod", "sums-1"), 1)) == KEY
 
 
 def test_late_event_does_not_replace_a_newer_status_of_the_job():

@@ -14,7 +14,7 @@ from grpo_operator.main import WATCH_BEHIND_SECONDS, Operator
 from grpo_operator.reconciler import Reconciler
 from grpo_operator.resync import Resync
 from grpo_operator.watch_health import WatchHealth
-from tests.unit.operator.operator_support import raw_job
+from tests.unit.operator.operator_support import child, raw_job
 from tests.unit.operator.test_reconciler import SETTINGS, FakeReader, ListedKube
 from tests.unit.operator.virtual_time import in_virtual_time, monotonic
 
@@ -146,6 +146,21 @@ async def test_cluster_that_may_not_be_read_at_all_ends_the_operator():
     _, resync = resync_of(Denied([""]))
     with pytest.raises(KubeError, match="forbidden"):
         await resync.run()
+
+
+@pytest.mark.parametrize("plan_all", [False, True])
+async def test_listing_anew_plans_for_jobs_of_which_there_is_news_or_for_all(plan_all):
+    items = [raw_job(name) for name in ("same", "changed", "lost")]
+    pods = [child("Pod", f"{item['metadata']['name']}-0", job=item["metadata"]["name"]) for item in items]
+    for version, item in enumerate((*items, *pods)):
+        item["metadata"] |= {"uid": f"{item['kind']}-{item['metadata']['name']}", "resourceVersion": str(version)}
+    cache, resync = resync_of(kube := ListedKube(*items, *pods))
+    await resync.run()
+    resync._queue._waiting.clear()
+    kube.objects["Pod", "changed-0"]["metadata"]["resourceVersion"] = "999"
+    del kube.objects["Pod", "lost-0"]
+    await resync.run(plan_all=plan_all)
+    assert {name for _, name in resync._queue._waiting} == {"changed", "lost", *(["same"] if plan_all else [])}
 
 
 class Api(ListedKube):
