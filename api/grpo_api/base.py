@@ -44,11 +44,34 @@ def exactly_one(*names: str, example: str) -> dict[str, str]:
     )
 
 
-IMMUTABLE = cel(
-    "self == oldSelf",
-    "this section cannot change after creation: delete the job and apply it again (with the same name and a kept "
-    "claim it resumes from its newest checkpoint)",
-)
+FROZEN: dict[str, Any] = {"x-kubernetes-map-type": "atomic"}
+"""`json_schema_extra` of a section that cannot change after creation. It has one owner, as a whole: to keep who set
+each of its fields, defaults too, was half of a job's size and a third of what its creation cost the API server."""
+
+
+def unchanged(sections: list[str]) -> dict[str, str]:
+    """The rule of the whole object that these sections of its spec stay as they are.
+
+    A write of the status cannot change a spec, nor the other way round, so what changes `status.lastUpdateTime` need
+    not be compared: that was a fifth of what a write of the status cost the API server.
+    """
+    same = {name: f"self.spec.{name} == oldSelf.spec.{name}" for name in sections}
+    changed = " + ".join(f"({rule} ? '' : 'spec.{name} ')" for name, rule in same.items())
+    # Optional fields (`self.?status`) and lists of words are too dear by the API server's estimate.
+    told = "has({0}.status) && has({0}.status.lastUpdateTime)".format
+    earlier = f"{told('oldSelf')} && self.status.lastUpdateTime == oldSelf.status.lastUpdateTime"
+    written = f"{told('self')} && !({earlier})"
+    advice = (
+        "cannot change after creation: delete the job and apply it again (with the same name and a kept claim it "
+        "resumes from its newest checkpoint)"
+    )
+    return cel(
+        f"{written} || ({' && '.join(same.values())})",
+        f"a section other than runPolicy {advice}",
+        messageExpression=f"{changed} + '{advice}'",
+        fieldPath=".spec",
+    )
+
 
 _NAME_PATTERN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 _NAME_RULE = cel(

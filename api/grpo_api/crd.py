@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from grpo_api.base import cel
+from grpo_api.base import FROZEN, cel, unchanged
 from grpo_api.job import JOB_NAME_RULE, GRPOJobSpec
 from grpo_api.names import GROUP, KIND, PLURAL, SHORT_NAME, SINGULAR, VERSION
 from grpo_api.spec.reserved import RESERVED
@@ -34,6 +34,8 @@ _COLUMNS = [
 
 def crd() -> dict[str, Any]:
     """The manifest, as a dict in the order in which people read it."""
+    spec = _refuse_reserved(_rules_for_patterns(_explained(structural_schema(GRPOJobSpec))))
+    frozen = [name for name, section in spec["properties"].items() if FROZEN.items() <= section.items()]
     root = {
         "description": "GRPOJob trains a language model with GRPO on a gang of GPU pods.",
         "type": "object",
@@ -42,10 +44,10 @@ def crd() -> dict[str, Any]:
             "apiVersion": {"type": "string"},
             "kind": {"type": "string"},
             "metadata": {"type": "object"},
-            "spec": _refuse_reserved(_rules_for_patterns(_explained(structural_schema(GRPOJobSpec)))),
-            "status": _without_defaults(structural_schema(GRPOJobStatus)),
+            "spec": spec,
+            "status": _with_whole_objects(_without_defaults(structural_schema(GRPOJobStatus))),
         },
-        "x-kubernetes-validations": [JOB_NAME_RULE],
+        "x-kubernetes-validations": [JOB_NAME_RULE, unchanged(frozen)],
     }
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
@@ -202,6 +204,15 @@ def _with_object_default(source: dict[str, Any], node: dict[str, Any], required:
     if "$ref" in source and not required and node.get("type") == "object":
         node["default"] = {}
     return node
+
+
+def _with_whole_objects(status: dict[str, Any]) -> dict[str, Any]:
+    """The operator alone writes a status: nobody asks who owns which field of `progress`."""
+    properties = {
+        name: {**node, "x-kubernetes-map-type": "atomic"} if node["type"] == "object" else node
+        for name, node in status["properties"].items()
+    }
+    return {**status, "properties": properties}
 
 
 def _without_defaults(node: dict[str, Any]) -> dict[str, Any]:

@@ -145,6 +145,8 @@ class GRPOJobStatus(ApiModel):
     """When the first pods were made (RFC 3339)."""
     completion_time: str | None = None
     """When the job ended (RFC 3339)."""
+    last_update_time: str | None = Field(default=None, max_length=64)
+    """When this status was written (RFC 3339)."""
 
 
 class HeadReport(ApiModel):

@@ -1,5 +1,6 @@
 """Carries out a plan: one status patch, then deletions, then creations."""
 
+from datetime import datetime
 from typing import Any
 
 from grpo_api import names
@@ -12,6 +13,7 @@ from grpo_operator.plan import Plan
 from grpo_operator.policies import podstate
 from grpo_operator.policies.refusal import refusal
 from grpo_operator.reasons import Reason
+from grpo_operator.status import timestamp
 from grpo_operator.workqueue import Key
 
 FORCE_AFTER_SECONDS = 90.0
@@ -24,13 +26,14 @@ def without_progress(status: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in status.items() if key not in PROGRESS_FIELDS}
 
 
-async def patch_status(kube: Kube, cache: Cache, job: Object, new: dict[str, Any]) -> None:
-    """Write the status; fields that `new` lacks are removed.
+async def patch_status(kube: Kube, cache: Cache, job: Object, new: dict[str, Any], now: datetime) -> None:
+    """Write the status, and that it is written `now`; fields that `new` lacks are removed.
 
     A process that was frozen in the middle of this, and wakes up when another has the Lease, must not take back what
     that one has decided: attempt and state must be as this plan found them.
     """
     metadata, old = job["metadata"], job.get("status") or {}
+    new = {**new, "lastUpdateTime": timestamp(now)}
     held = {field: old[field] for field in ("attempt", "state") if field in old}
     written = await kube.patch_status(names.KIND, metadata["namespace"], metadata["name"], metadata["uid"], new, held)
     cache.put_job(written)

@@ -125,7 +125,7 @@ class Reconciler:
             if due > 0:
                 self.queue.add_after(key, due)
             else:
-                await apply.patch_status(self._kube, self._cache, job, made.status)
+                await apply.patch_status(self._kube, self._cache, job, made.status, now)
                 self._patched[key] = self._monotonic()
                 self._passing.pop(key, None)
                 metrics.count_restart(old, made.status)

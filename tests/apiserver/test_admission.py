@@ -1,5 +1,6 @@
 """What the API server itself refuses, with the field, the value and the repair."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,21 @@ from tests.unit.api.bad_specs import ADMISSION, BAD_SPECS, VALID, changed
 EXAMPLE = Path(__file__).parents[2] / "examples" / "arithmetic.yaml"
 OTHER_VERSION = "api-version"
 """The case that kubectl refuses by itself, as the server knows no such kind."""
+CHANGES = {
+    "model": {"path": "/models/other"},
+    "data": {"seed": 7},
+    "reward": {"workers": 3},
+    "algorithm": {"normAdvByStdInGrpo": False},
+    "rollout": {"temperature": 0.5},
+    "actor": {"clipRatio": 0.3},
+    "ref": {"logProbMicroBatchSizePerGpu": 7},
+    "trainer": {"saveFreq": 7},
+    "gangScheduling": {"scheduleTimeoutSeconds": 61},
+    "checkpoint": {"keep": 5},
+    "template": {"shmSize": "9Gi"},
+    "metrics": {"port": 9999},
+}
+STATUS_PATCH = ("patch", "grpojob", "sly", "--subresource=status", "--type=merge", "-p")
 pytestmark = pytest.mark.apiserver
 
 
@@ -81,6 +97,52 @@ def test_what_cannot_change_says_what_to_do_instead(plane, job):
         plane.kubectl("delete", "grpojob", "frozen", "--wait=false")
 
 
+@pytest.mark.parametrize("before", [{}, {"lastUpdateTime": "2026-01-01T00:00:00Z", "state": "Running"}])
+def test_no_section_changes_with_or_without_a_status(plane, job, before):
+    """The rule passes writes of the status by. It knows them by `lastUpdateTime`, which no writer of a spec can set."""
+    plane.apply(job("sly"))
+    try:
+        if before:
+            plane.kubectl(*STATUS_PATCH, json.dumps({"status": before}))
+        written = plane.get("grpojob", "sly")["spec"]
+        assert set(CHANGES) == set(written) - {"runPolicy"}
+        for name, change in CHANGES.items():
+            item = plane.get("grpojob", "sly")
+            item["spec"][name] = {**written[name], **change}
+            item["status"] = {**item.get("status", {}), "lastUpdateTime": "2030-01-01T00:00:00Z"}
+            with pytest.raises(AssertionError, match=rf"spec\.{name} cannot change after creation"):
+                plane.kubectl("replace", "-f", "-", stdin=json.dumps(item))
+        change = {"status": {"lastUpdateTime": "2030-01-01T00:00:00Z"}, "spec": {"rollout": {"temperature": 0.125}}}
+        plane.kubectl(*STATUS_PATCH, json.dumps(change))
+        made = plane.get("grpojob", "sly")
+        assert (made["status"]["lastUpdateTime"], made["spec"]) == ("2030-01-01T00:00:00Z", written)
+    finally:
+        plane.kubectl("delete", "grpojob", "sly", "--wait=false")
+
+
+def test_owner_of_a_section_is_who_made_it_and_another_may_own_the_policy(plane, job):
+    """Server-side apply, as Argo CD and Flux do it: anew and without change, and beside a second manager."""
+    item = json.dumps(job("owned"))
+    try:
+        plane.kubectl("apply", "--server-side", "--field-manager=team", "-f", "-", stdin=item)
+        first = plane.get("grpojob", "owned")
+        plane.kubectl("apply", "--server-side", "--field-manager=team", "-f", "-", stdin=item)
+        assert plane.get("grpojob", "owned")["metadata"]["resourceVersion"] == first["metadata"]["resourceVersion"]
+        head = {key: first[key] for key in ("apiVersion", "kind")} | {"metadata": {"name": "owned"}}
+        policy = json.dumps(head | {"spec": {"runPolicy": {"suspend": True}}})
+        plane.kubectl("apply", "--server-side", "--field-manager=queue", "-f", "-", stdin=policy)
+        plane.kubectl("apply", "--server-side", "--field-manager=team", "-f", "-", stdin=item)
+        spec = plane.get("grpojob", "owned")["spec"]
+        assert spec["runPolicy"]["suspend"] is True
+        assert {**spec, "runPolicy": first["spec"]["runPolicy"]} == first["spec"]
+    finally:
+        plane.kubectl("delete", "grpojob", "owned", "--wait=false", "--ignore-not-found")
+
+
+def schema(part):
+    return crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"][part]
+
+
 def test_learning_rate_in_scientific_notation(plane):
     """`lr: 1e-6` through kubectl's YAML reader."""
     text = EXAMPLE.read_text().replace("lr: 3e-5", "lr: 1e-6")
@@ -90,7 +152,7 @@ def test_learning_rate_in_scientific_notation(plane):
 
 def test_explain_reads_well(plane):
     said = plane.kubectl("explain", "grpojob.spec.rollout")
-    section = crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]["rollout"]
+    section = schema("spec")["properties"]["rollout"]
     assert " ".join(section["description"].split()) in " ".join(said.split())
     for words in ("Responses a prompt", "GPUs of one node", "ratio from 0 to 1", "sglang is not in this API yet"):
         assert words in " ".join(said.split()), said

@@ -1,10 +1,8 @@
 """The whole spec: every section, and the batch rules across them."""
 
-from typing import Any
-
 from pydantic import ConfigDict, Field
 
-from grpo_api.base import IMMUTABLE, ApiModel, cel, cel_rules
+from grpo_api.base import FROZEN, ApiModel, cel, cel_rules
 from grpo_api.spec.model_data import DataSpec, ModelSpec
 from grpo_api.spec.reward import RewardSpec
 from grpo_api.spec.runtime import (
@@ -150,40 +148,36 @@ _BATCH_RULES = cel_rules(
 )
 
 
-def _frozen() -> dict[str, Any]:
-    return cel_rules(IMMUTABLE)
-
-
 class GRPOJobSpec(ApiModel):
     """What to train, on what, how, and where."""
 
     model_config = ConfigDict(json_schema_extra=_BATCH_RULES)
 
-    model: ModelSpec = Field(json_schema_extra=_frozen())
+    model: ModelSpec = Field(json_schema_extra=FROZEN)
     """The model that is trained."""
-    data: DataSpec = Field(json_schema_extra=_frozen())
+    data: DataSpec = Field(json_schema_extra=FROZEN)
     """Where prompts come from, how they are put to the model, and how many make a step."""
-    reward: RewardSpec = Field(json_schema_extra=_frozen())
+    reward: RewardSpec = Field(json_schema_extra=FROZEN)
     """Functions that score responses: each response's reward is their weighted sum."""
-    algorithm: AlgorithmSpec = Field(default_factory=AlgorithmSpec, json_schema_extra=_frozen())
+    algorithm: AlgorithmSpec = Field(default_factory=AlgorithmSpec, json_schema_extra=FROZEN)
     """How rewards become advantages."""
-    rollout: RolloutSpec = Field(default_factory=RolloutSpec, json_schema_extra=_frozen())
+    rollout: RolloutSpec = Field(default_factory=RolloutSpec, json_schema_extra=FROZEN)
     """How responses are sampled: `n` for each prompt, by engines that hold the current policy's weights."""
-    actor: ActorSpec = Field(json_schema_extra=_frozen())
+    actor: ActorSpec = Field(json_schema_extra=FROZEN)
     """How the policy is updated from a step's responses: batches, clipping, loss, optimizer."""
-    ref: RefSpec = Field(default_factory=RefSpec, json_schema_extra=_frozen())
+    ref: RefSpec = Field(default_factory=RefSpec, json_schema_extra=FROZEN)
     """Batches of the frozen reference model, loaded only with `actor.useKlLoss` or `algorithm.useKlInReward`."""
-    trainer: TrainerSpec = Field(json_schema_extra=_frozen())
+    trainer: TrainerSpec = Field(json_schema_extra=FROZEN)
     """Length and size of the run: exactly one of `totalSteps` and `totalEpochs`, pods and GPUs."""
-    gang_scheduling: GangSchedulingSpec = Field(default_factory=GangSchedulingSpec, json_schema_extra=_frozen())
+    gang_scheduling: GangSchedulingSpec = Field(default_factory=GangSchedulingSpec, json_schema_extra=FROZEN)
     """How the gang's pods are placed: all of them, or none."""
-    checkpoint: CheckpointSpec = Field(default_factory=CheckpointSpec, json_schema_extra=_frozen())
+    checkpoint: CheckpointSpec = Field(default_factory=CheckpointSpec, json_schema_extra=FROZEN)
     """Checkpoints and their volume: an existing claim, or one made from a template, or, with neither, none at all."""
     run_policy: RunPolicySpec = Field(default_factory=RunPolicySpec)
     """Life of the job: suspension, restarts, limits in time, clean-up. May change while the job runs."""
-    template: TemplateSpec = Field(default_factory=TemplateSpec, json_schema_extra=_frozen())
+    template: TemplateSpec = Field(default_factory=TemplateSpec, json_schema_extra=FROZEN)
     """The gang's pods. What the operator must control (rank, rendezvous, mounts it makes) wins over this section."""
-    metrics: MetricsSpec = Field(default_factory=MetricsSpec, json_schema_extra=_frozen())
+    metrics: MetricsSpec = Field(default_factory=MetricsSpec, json_schema_extra=FROZEN)
     """The metrics endpoint of the trainer's pods."""
 
     @property

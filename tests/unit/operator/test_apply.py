@@ -12,6 +12,7 @@ from grpo_operator.plan import Plan
 from tests.unit.operator.fake_kube import FakeKube
 from tests.unit.operator.operator_support import (
     EARLIER,
+    NOW,
     POD_GROUP,
     UID,
     WORKLOAD,
@@ -42,7 +43,8 @@ PATCHES = [
 async def test_status_patch_makes_the_status_the_new_one(old, new):
     job = raw_job(status=copy.deepcopy(old))
     kube, cache = FakeKube(job), Cache()
-    await apply.patch_status(kube, cache, job, new)
+    await apply.patch_status(kube, cache, job, new, NOW)
+    new = {**new, "lastUpdateTime": rfc3339(NOW)}
     assert kube.objects["GRPOJob", "sums"]["status"] == new
     assert kube.writes() == [("patch", "GRPOJob", "sums")]
     assert cache.job(KEY)["status"] == new, "the answer goes into the cache at once"
@@ -51,7 +53,7 @@ async def test_status_patch_makes_the_status_the_new_one(old, new):
 async def test_status_of_a_namesake_made_since_is_not_written():
     kube = FakeKube({**raw_job(), "metadata": {**raw_job()["metadata"], "uid": EARLIER}})
     with pytest.raises(KubeError) as error:
-        await apply.patch_status(kube, Cache(), raw_job(), {"state": "Running"})
+        await apply.patch_status(kube, Cache(), raw_job(), {"state": "Running"}, NOW)
     assert error.value.code == 422
     assert "status" not in kube.objects["GRPOJob", "sums"]
 
@@ -62,7 +64,7 @@ async def test_decision_of_another_operator_is_not_taken_back(since):
     old = {"state": "Starting", "attempt": 0}
     kube = FakeKube(raw_job(status=since))
     with pytest.raises(KubeError) as error:
-        await apply.patch_status(kube, Cache(), raw_job(status=old), {"state": "Running", "attempt": 0})
+        await apply.patch_status(kube, Cache(), raw_job(status=old), {"state": "Running", "attempt": 0}, NOW)
     assert error.value.code == 422
     assert kube.objects["GRPOJob", "sums"]["status"] == since
 

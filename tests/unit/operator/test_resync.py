@@ -154,7 +154,7 @@ async def test_listing_anew_plans_for_jobs_of_which_there_is_news_or_for_all(pla
     pods = [child("Pod", f"{item['metadata']['name']}-0", job=item["metadata"]["name"]) for item in items]
     for version, item in enumerate((*items, *pods)):
         item["metadata"] |= {"uid": f"{item['kind']}-{item['metadata']['name']}", "resourceVersion": str(version)}
-    cache, resync = resync_of(kube := ListedKube(*items, *pods))
+    _, resync = resync_of(kube := ListedKube(*items, *pods))
     await resync.run()
     resync._queue._waiting.clear()
     kube.objects["Pod", "changed-0"]["metadata"]["resourceVersion"] = "999"
