@@ -90,7 +90,6 @@ def plan(observed: Observed, now: datetime) -> Plan:
         message = "\n".join(str(fault) for fault in error.faults)
         status.set_condition(new, Condition.VALID, "False", Reason.INVALID_SPEC, message, now)
         phase.end(new, State.FAILED, Reason.INVALID_SPEC, message, now)
-        made.again = True
         _clean_up(made, observed)
         return made
     status.set_condition(new, Condition.VALID, "True", Reason.SPEC_VALID, "", now)

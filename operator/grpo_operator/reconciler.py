@@ -118,6 +118,7 @@ class Reconciler:
             return False
         if statuses.blames(old, made.status) and await apply.refresh(self._kube, self._cache, observed.pods):
             return True
+        written = False
         if made.status == old:
             self._passing.pop(key, None)
         elif made.decides or observed.create_fault or not made.create:
@@ -126,6 +127,8 @@ class Reconciler:
                 self.queue.add_after(key, due)
             else:
                 await apply.patch_status(self._kube, self._cache, job, made.status, now)
+                # Times that count from it are in the next plan; the watch brings no news of it, only of deletions.
+                written = not made.delete
                 self._patched[key] = self._monotonic()
                 self._passing.pop(key, None)
                 metrics.count_restart(old, made.status)
@@ -143,14 +146,14 @@ class Reconciler:
             again = self._faults.get(key) != fault
             self._faults[key] = fault
             self.queue.add_after(key, CREATE_RETRY_SECONDS)
-            return again
+            return again or written
         self._faults.pop(key, None)
         if made.wake_after is not None:
             self.queue.add_after(key, made.wake_after + 0.1)
         self._watch_progress(key, made.status, observed.pods)
         news = await self._ask_why(key, made.stuck)
         news |= await self._consult(key, made.consult)
-        return made.again or bool(made.create) or surprised or news
+        return made.again or written or bool(made.create) or surprised or news
 
     async def _collect(self, key: Key) -> None:
         left = await self._left_behind.collect(key, self._monotonic())

@@ -5,7 +5,6 @@ import pytest
 from tests.unit.operator.operator_support import (
     created,
     deleted,
-    deleting,
     ended,
     last_words,
     later,
@@ -120,31 +119,6 @@ def test_ended_job_is_deleted_after_its_ttl(code):
     waiting = run(done, ended(0, code), ended(1, 0), at=309)
     assert (deleted(waiting, "GRPOJob"), waiting.wake_after) == ([], 1)
     assert deleted(run(done, ended(0, code), ended(1, 0), at=310), "GRPOJob") == ["sums"]
-
-
-@pytest.mark.parametrize(
-    ("sections", "pods", "seconds"),
-    [
-        ({"actor": {"ppoMiniBatchSize": 3}}, [], 0),
-        ({"actor": {"ppoMiniBatchSize": 3}}, [deleting(running(0))], 0),
-        ({}, [ended(0, 0), ended(1, 0)], 0),
-        ({}, [ended(0, 65), ended(1, 0)], 0),
-        ({"runPolicy": {"maxRestarts": 0}}, [ended(0, 1), ended(1, 0)], 0),
-        ({"runPolicy": {"activeDeadlineSeconds": 60}}, [*GANG], 60),
-    ],
-    ids=["invalid", "invalid with pods", "done", "user's fault", "too many restarts", "deadline"],
-)
-def test_job_that_ends_asks_at_once_for_the_plan_that_waits_for_its_ttl(sections, pods, seconds):
-    """Nothing else happens to it: what the watch brings of this status is known."""
-    job = raw_job(**sections)
-    if "actor" not in sections:
-        job = with_status(job, run(job, *GANG, head_report=training()))
-    job["spec"]["runPolicy"] = {**job["spec"].get("runPolicy", {}), "ttlSecondsAfterFinished": 300}
-    made = run(job, *pods, at=seconds)
-    assert made.status["state"] in ("Failed", "Succeeded")
-    assert made.again
-    settled = run(with_status(job, made), *pods, at=seconds)
-    assert (settled.status, settled.again, settled.wake_after) == (made.status, False, 300)
 
 
 def test_ttl_may_be_set_after_the_end():

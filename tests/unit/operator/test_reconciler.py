@@ -1,6 +1,7 @@
 """One reconcile from observing to writing, on an API server in memory; and the listing of everything anew."""
 
 import copy
+import time
 from datetime import timedelta
 
 import pytest
@@ -21,6 +22,7 @@ from tests.unit.operator.operator_support import (
     later,
     left_over,
     raw_job,
+    rfc3339,
     running,
     training,
 )
@@ -135,6 +137,27 @@ async def test_start_of_a_gang_is_written_in_two_patches():
     assert rig.status["state"] == "Running"
     kinds = [f"{verb} {kind}" for verb, kind, _ in rig.kube.writes() if kind in ("Pod", "GRPOJob")]
     assert kinds == ["create Pod", "create Pod", "patch GRPOJob", "patch GRPOJob"]
+
+
+@pytest.mark.parametrize(
+    ("policy", "pods", "sections"),
+    [
+        ({"activeDeadlineSeconds": 100}, [running(0), running(1)], {}),
+        ({"stallTimeoutSeconds": 100}, [running(0), running(1)], {}),
+        ({"ttlSecondsAfterFinished": 100}, [ended(0, 0), ended(1, 0)], {}),
+        ({"ttlSecondsAfterFinished": 100}, [ended(0, 65), ended(1, 0)], {}),
+        ({"ttlSecondsAfterFinished": 100}, [], {"actor": {"ppoMiniBatchSize": 3}}),
+    ],
+    ids=["deadline", "stall", "done", "user's fault", "invalid"],
+)
+async def test_time_that_counts_from_a_status_is_waited_for_though_the_watch_brings_no_news(policy, pods, sections):
+    """What the watch brings of a status of ours is known already."""
+    rig = Rig(raw_job(runPolicy=policy, **sections), *pods)
+    rig.reader.said = training()
+    rig.reader.said.progress.last_step_time = rfc3339(later(0))
+    await rig.reconcile()
+    left = rig.reconciler.queue._next_wake[KEY] - time.monotonic()
+    assert 90 < left < 101, rig.status
 
 
 async def test_state_on_the_way_is_told_when_it_lasts_a_second():
