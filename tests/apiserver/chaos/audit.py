@@ -6,6 +6,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from grpo_operator.lease import DURATION_SECONDS
+
 Object = dict[str, Any]
 
 USER = "grpo-operator-"
@@ -68,8 +70,9 @@ class Audit:
         asked = datetime.fromisoformat(event["requestReceivedTimestamp"]).timestamp()
         if place.get("resource") == "leases":
             if 200 <= event["responseStatus"]["code"] < 300:
-                self._renewed = datetime.fromisoformat(event["stageTimestamp"]).timestamp()
-                if self._holder != user:
+                before, self._renewed = self._renewed, datetime.fromisoformat(event["stageTimestamp"]).timestamp()
+                # One that comes back after its Lease has run out has not led in between.
+                if self._holder != user or self._renewed - before > DURATION_SECONDS:
                     self._holder, self._since, self._strays = user, self._renewed, 0
             return
         asks = place.get("resource") == "selfsubjectaccessreviews" or "dryRun=" in event["requestURI"]
