@@ -141,8 +141,12 @@ def _last_words(ended: Object) -> str:
 
 
 def describe(pod: Object) -> str:
-    """How a pod ended, in a sentence."""
-    name = pod["metadata"]["name"]
+    """How a pod ended, in a sentence. What took it tells more than how its trainer stopped on that."""
+    name, code = pod["metadata"]["name"], (terminated(pod) or {}).get("exitCode")
+    disruption = condition(pod, "DisruptionTarget") or condition(pod, _KUEUE)
+    users = code in (names.ExitCode.BAD_SPEC, names.ExitCode.BAD_INPUT)
+    if disruption.get("status") == "True" and not users:
+        return f"{name}: {disruption.get('message') or disruption.get('reason')}"
     if (found := report(pod)) is not None:
         return f"{name}: {found.reason}: {without_secrets(found.message)}".rstrip(": ")
     if (ended := terminated(pod)) is not None:
@@ -152,9 +156,6 @@ def describe(pod: Object) -> str:
         if (ended := init.get("state", {}).get("terminated")) and ended.get("exitCode"):
             how = f"{name}: init container {init['name']} ended with exit code {ended['exitCode']}"
             return f"{how}: {_last_words(ended)}".rstrip(": ")
-    disruption = condition(pod, "DisruptionTarget") or condition(pod, _KUEUE)
-    if disruption:
-        return f"{name}: {disruption.get('message') or disruption.get('reason')}"
     if pod["metadata"].get("deletionTimestamp"):
         return f"{name} was deleted"
     return f"{name}: {pod.get('status', {}).get('message') or pod.get('status', {}).get('phase')}"

@@ -401,3 +401,15 @@ def test_restart_takes_the_last_progress_along():
     made = run(running_job(), running(0), ended(1, 1), head_report=training(7, checkpoint={"step": 5}))
     assert made.status["restarts"][0]["fromStep"] == 5
     assert made.status["progress"]["step"] == 7
+
+
+@pytest.mark.parametrize("ends", [False, True], ids=["still runs", "has stopped on that"])
+def test_message_of_a_disruption_is_what_disrupted_and_not_how_the_trainer_stopped(ends):
+    """The trainer saves and ends with 143, maybe before anybody has looked."""
+    taken = disrupted(running(1), "PreemptionByScheduler")
+    if ends:
+        taken = disrupted(ended(1, 143, message=last_words(143, "Stopped")), "PreemptionByScheduler")
+    made = run(running_job(), running(0), taken)
+    entry = made.status["restarts"][0]
+    assert (entry["cause"], entry["counted"]) == ("Preempted", False)
+    assert entry["message"] == "sums-1: PreemptionByScheduler did it"
